@@ -1,0 +1,160 @@
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from naive import naive_margin_loss, naive_objective, naive_squash, naive_update, naive_votes
+from torchcaps import functional as F
+
+B, I, J, D, E = 5, 7, 4, 3, 2
+
+
+def problem() -> tuple[torch.Tensor, ...]:
+    poses = torch.randn(B, I, D, dtype=torch.float64)
+    weight = torch.randn(I, D, J, E, dtype=torch.float64)
+    coefficients = torch.randn(I, J, dtype=torch.float64)
+    coefficients[2, 1] = 0.0  # where the sign of the L1 penalty is 0
+    present = F.multi_hot(torch.randint(J, (B, 1)), J).double()
+    return poses, weight, coefficients, present
+
+
+def test_squash_equals_the_formula():
+    vectors = torch.randn(20, 6, dtype=torch.float64) * torch.logspace(-6, 6, 20, dtype=torch.float64)[:, None]
+    expected = torch.stack([naive_squash(each) for each in vectors])
+    torch.testing.assert_close(F.squash(vectors), expected, rtol=1e-14, atol=0)
+
+
+def test_squash_passes_gradcheck():
+    vectors = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    far = (30 * torch.randn(6, 4, dtype=torch.float64)).requires_grad_()  # where the largest component is divided out
+    assert gradcheck(F.squash, vectors)
+    assert gradcheck(F.squash, far)
+    assert gradgradcheck(F.squash, vectors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8, 1.0, 1e8, 1e30])
+def test_squash_is_finite_at_every_scale(dtype, scale):
+    vectors = torch.full((2, 8), scale, dtype=dtype)
+    vectors[1] = 0
+    vectors.requires_grad_()
+    squashed = F.squash(vectors)
+    squashed.sum().backward()
+    assert squashed.isfinite().all()
+    assert vectors.grad is not None
+    assert vectors.grad.isfinite().all()
+    assert torch.linalg.vector_norm(squashed.float(), dim=-1).max() <= 1.01
+    if scale >= 1e8:
+        torch.testing.assert_close(torch.linalg.vector_norm(squashed[0].double()).item(), 1.0, rtol=0.01, atol=0)
+
+
+def test_squash_of_zero_is_zero_with_zero_gradient():
+    vector = torch.zeros(3, 4, requires_grad=True)
+    squashed = F.squash(vector)
+    squashed.sum().backward()
+    assert not squashed.any()
+    assert vector.grad is not None
+    assert not vector.grad.any()
+
+
+def test_activations_are_the_lengths_of_the_poses():
+    capsules = F.capsules_from_totals(torch.randn(3, 5, 4, dtype=torch.float64))
+    torch.testing.assert_close(capsules.activations, torch.linalg.vector_norm(capsules.poses, dim=-1))
+
+
+def test_votes_equal_the_formula():
+    poses, weight, _, _ = problem()
+    torch.testing.assert_close(F.votes(poses, weight), naive_votes(poses, weight))
+
+
+@pytest.mark.parametrize("present_classes", [1, 2, 3])
+def test_margin_loss_equals_the_formula(present_classes):
+    lengths = torch.rand(6, 5, dtype=torch.float64)
+    labels = torch.stack([torch.randperm(5)[:present_classes] for _ in range(6)])
+    present = F.multi_hot(labels, 5).double()
+    assert present.sum(1).eq(present_classes).all()
+    assert F.margin_loss(lengths, present).item() == pytest.approx(naive_margin_loss(lengths, present), rel=1e-12)
+    assert gradcheck(lambda x: F.margin_loss(x, present), lengths.requires_grad_())
+
+
+def test_margin_loss_is_zero_when_all_lengths_are_beyond_their_margins():
+    assert F.margin_loss(torch.tensor([[0.95, 0.05]]), torch.tensor([[1.0, 0.0]])) == 0
+
+
+def test_reconstruction_loss_sums_over_pixels_and_averages_over_images():
+    drawn, target = torch.rand(3, 1, 1, 4, 4), torch.rand(3, 1, 1, 4, 4)
+    expected = sum(((drawn[k] - target[k]) ** 2).sum() for k in range(3)) / 3
+    torch.testing.assert_close(F.reconstruction_loss(drawn, target), expected)
+
+
+def test_class_signs_are_plus_one_for_every_class_present():
+    present = F.multi_hot(torch.tensor([[0, 3], [1, 2]]), 4)
+    assert F.class_signs(present).tolist() == [[1, -1, -1, 1], [-1, 1, 1, -1]]
+
+
+def test_balanced_signs_sum_to_zero():
+    present = F.multi_hot(torch.tensor([[0, 3], [1, 2]]), 10)
+    signs = F.class_signs(present, balanced=True)
+    torch.testing.assert_close(signs.sum(1), torch.zeros(2))
+    assert signs[0, 0] == 1
+
+
+@pytest.mark.parametrize("penalty", ["l2", "l1"])
+def test_routing_objective_equals_the_formula(penalty):
+    poses, weight, coefficients, present = problem()
+    votes = naive_votes(poses, weight)
+    signs = F.class_signs(present)
+    totals = torch.einsum("bije,ij->bje", votes, coefficients)
+    objective = F.routing_objective(totals, signs, [coefficients], penalty=penalty, strength=0.3, reduction="sum")
+    torch.testing.assert_close(objective, naive_objective(votes, coefficients, signs, penalty, 0.3))
+
+
+@pytest.mark.parametrize("penalty", ["l2", "l1"])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_closed_form_update_equals_the_paper(penalty, balanced):
+    poses, weight, coefficients, present = problem()
+    signs = F.class_signs(present, balanced=balanced)
+    direction = F.ascent_direction(poses, weight, coefficients, signs, penalty=penalty, strength=0.3, reduction="sum")
+    expected = naive_update(naive_votes(poses, weight), coefficients, signs, penalty, 0.3, gamma=0.01)
+    torch.testing.assert_close(coefficients + 0.01 * direction, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("penalty", ["l2", "l1"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_closed_form_update_equals_automatic_differentiation(penalty, reduction):
+    poses, weight, coefficients, present = problem()
+    signs = F.class_signs(present)
+    direction = F.ascent_direction(
+        poses, weight, coefficients, signs, penalty=penalty, strength=0.3, reduction=reduction
+    )
+    coefficients.requires_grad_()
+    totals = torch.einsum("bije,ij->bje", F.votes(poses, weight), coefficients)
+    objective = F.routing_objective(totals, signs, [coefficients], penalty=penalty, strength=0.3, reduction=reduction)
+    (gradient,) = torch.autograd.grad(objective, coefficients)
+    torch.testing.assert_close(direction, gradient, rtol=1e-12, atol=1e-12)
+
+
+def test_a_step_with_the_mean_is_the_papers_with_gamma_divided_and_lambda_multiplied_by_the_batch():
+    poses, weight, coefficients, present = problem()
+    signs = F.class_signs(present)
+    mean = F.ascent_direction(poses, weight, coefficients, signs, penalty="l2", strength=0.3)
+    total = F.ascent_direction(poses, weight, coefficients, signs, penalty="l2", strength=0.3 * B, reduction="sum")
+    torch.testing.assert_close(mean, total / B)
+
+
+def test_routing_objective_passes_gradcheck():
+    poses, weight, coefficients, present = problem()
+    signs = F.class_signs(present)
+
+    def objective(b: torch.Tensor, u: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        totals = torch.einsum("bije,ij->bje", F.votes(u, w), b)
+        return F.routing_objective(totals, signs, [b], penalty="l2", strength=0.1)
+
+    assert gradcheck(objective, [each.requires_grad_() for each in (coefficients, poses, weight)])
+
+
+def test_unknown_names_raise_and_list_the_valid_ones():
+    totals, signs = torch.zeros(1, 2, 3), torch.ones(1, 2)
+    with pytest.raises(ValueError, match="l2, l1"):
+        F.routing_objective(totals, signs, [], penalty="l3", strength=0)
+    with pytest.raises(ValueError, match="'mean' or 'sum'"):
+        F.discriminative_power(totals, signs, reduction="max")
