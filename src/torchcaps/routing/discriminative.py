@@ -1,0 +1,52 @@
+"""Discriminative routing (Yang, Li and Yu, "Routing towards discriminative power of class capsules")."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.functional import PENALTIES
+from torchcaps.routing.base import SharedRouting
+
+
+class DiscriminativeRouting(SharedRouting):
+    """One coefficient per pair of capsules, shared by all images, any sign, moved by ascending ``r``.
+
+    The forward pass is a weighted sum of votes. What is special happens in training: the coefficients do
+    not descend the loss, they ascend :func:`torchcaps.functional.routing_objective` of the class capsules
+    (:mod:`torchcaps.train.ascent`). At test time they are constants: no iterations, no labels.
+
+    Differs from the paper: the start value is not given there; 1 is that of the authors' early code.
+    """
+
+    penalty: ClassVar[str]
+
+    def __init__(self, *, start: float = 1.0, strength: float = 1e-5) -> None:
+        super().__init__()
+        if strength < 0:
+            raise ValueError(f"strength (λ) must not be negative, got {strength}")
+        self.strength = strength
+        self._start = start
+
+    def connect(self, inputs: int, outputs: int, output_size: int) -> None:
+        self.coefficients: nn.Parameter = nn.Parameter(torch.full((inputs, outputs), self._start))
+
+    def regulariser(self) -> Tensor:
+        """λ times the penalty on this layer's coefficients, to be subtracted from the discriminative power."""
+        return self.strength * PENALTIES[self.penalty](self.coefficients)
+
+
+@final
+class L2Routing(DiscriminativeRouting):
+    """Discriminative routing with the penalty λ‖b‖² (Eq. obj-2)."""
+
+    penalty = "l2"
+
+
+@final
+class L1Routing(DiscriminativeRouting):
+    """Discriminative routing with the penalty λ‖b‖₁ (Eq. obj-3), doubled as in the printed update."""
+
+    penalty = "l1"

@@ -1,0 +1,44 @@
+"""Dynamic routing by agreement (Sabour, Frosst and Hinton, "Dynamic routing between capsules", NIPS 2017)."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from torchcaps.functional import Capsules, capsules_from_totals
+from torchcaps.routing.base import Routing
+from torchcaps.routing.votes import Votes
+
+
+def dynamic_routing(votes: Votes, *, iterations: int = 3) -> Capsules:
+    """Give each image coefficients of its own, raising those of votes that agree with the outcome."""
+    J = votes.shape[2]
+    # With all logits at zero the first softmax is 1 / J.
+    capsules = capsules_from_totals(votes.combine(1.0 / J))
+    logits: Tensor | None = None
+    for _ in range(iterations - 1):
+        agreement = votes.agreement(capsules.poses)  # (B, I, J)
+        logits = agreement if logits is None else logits + agreement
+        capsules = capsules_from_totals(votes.combine(logits.softmax(2)))  # Eq. rsftmx, Eq. dcap
+    return capsules
+
+
+@final
+class DynamicRouting(Routing):
+    """Routing by agreement: what the paper compares itself with.
+
+    Differs from the paper: the loss is differentiated through all iterations; some public implementations
+    treat the coefficients of all but the last iteration as constants.
+    """
+
+    weight_std = 0.1
+
+    def __init__(self, *, iterations: int = 3) -> None:
+        super().__init__()
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, not {iterations}")
+        self.iterations = iterations
+
+    def forward(self, votes: Votes, activations: Tensor) -> Capsules:
+        return dynamic_routing(votes, iterations=self.iterations)

@@ -1,0 +1,95 @@
+"""What a routing may ask of the votes, so that it need not hold them all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from torchcaps import functional
+from torchcaps.ops.linear_votes import vote_agreement, weighted_vote_sum
+
+
+class Votes(ABC):
+    """The votes û_j|i of I input capsules for J output capsules, for a batch of B images."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, I, J, E)"""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """All votes as one (B, I, J, E) tensor: simple, and large."""
+
+    @abstractmethod
+    def combine(self, coefficients: Tensor | float) -> Tensor:
+        """Σ_i c_ij û_j|i (Eq. dcap) -> (B, J, E).
+
+        Coefficients: (B, I, J) for each image its own, (I, J) shared by all images, or one number for all.
+        """
+
+    @abstractmethod
+    def agreement(self, poses: Tensor) -> Tensor:
+        """û_j|i · s_j for output poses (B, J, E) -> (B, I, J)."""
+
+
+class DenseVotes(Votes):
+    """Votes that exist as a tensor: the form everyone writes, and the reference for the others."""
+
+    def __init__(self, votes: Tensor) -> None:
+        self._votes = votes
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, I, J, E = self._votes.shape
+        return B, I, J, E
+
+    def dense(self) -> Tensor:
+        return self._votes
+
+    def combine(self, coefficients: Tensor | float) -> Tensor:
+        if isinstance(coefficients, Tensor):
+            return (self._votes * coefficients[..., None]).sum(1)
+        return coefficients * self._votes.sum(1)
+
+    def agreement(self, poses: Tensor) -> Tensor:
+        return (self._votes * poses[:, None]).sum(-1)
+
+
+class LinearVotes(Votes):
+    """Votes û_j|i = W_ij u_i, kept as the poses u (B, I, D) and the weights W (I, D, J, E)."""
+
+    def __init__(self, poses: Tensor, weight: Tensor) -> None:
+        self._poses = poses
+        self._weight = weight
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        I, _, J, E = self._weight.shape
+        return len(self._poses), I, J, E
+
+    def dense(self) -> Tensor:
+        return functional.votes(self._poses, self._weight)
+
+    def combine(self, coefficients: Tensor | float) -> Tensor:
+        if isinstance(coefficients, Tensor) and coefficients.ndim == 3:
+            if self._needs_dense():
+                return DenseVotes(self.dense()).combine(coefficients)
+            return weighted_vote_sum(self._poses, self._weight, coefficients)
+        # With shared coefficients the votes and their sum are one matrix product.
+        I, D, J, E = self._weight.shape
+        shared = isinstance(coefficients, Tensor)
+        weight = self._weight * coefficients[:, None, :, None] if shared else self._weight  # type: ignore[index]
+        totals = (self._poses.flatten(1) @ weight.reshape(I * D, J * E)).view(-1, J, E)
+        return totals if shared or coefficients == 1.0 else coefficients * totals
+
+    def agreement(self, poses: Tensor) -> Tensor:
+        if self._needs_dense():
+            return DenseVotes(self.dense()).agreement(poses)
+        return vote_agreement(self._poses, self._weight, poses)
+
+    def _needs_dense(self) -> bool:
+        """Tracing and autocast see through ordinary operations only, not through the hand-written ones."""
+        return torch.compiler.is_compiling() or torch.is_autocast_enabled(self._poses.device.type)

@@ -1,0 +1,57 @@
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from torchcaps import functional
+from torchcaps.routing import DenseVotes, LinearVotes
+
+B, I, J, D, E = 3, 6, 4, 3, 2
+
+
+def pair(dtype: torch.dtype = torch.float64) -> tuple[LinearVotes, DenseVotes]:
+    poses, weight = torch.randn(B, I, D, dtype=dtype), torch.randn(I, D, J, E, dtype=dtype)
+    return LinearVotes(poses, weight), DenseVotes(functional.votes(poses, weight))
+
+
+def test_linear_votes_are_the_dense_votes():
+    linear, dense = pair()
+    assert linear.shape == dense.shape == (B, I, J, E)
+    torch.testing.assert_close(linear.dense(), dense.dense())
+
+
+@pytest.mark.parametrize("coefficients", [1.0, 0.3, torch.randn(I, J), torch.randn(B, I, J)], ids=str)
+def test_combine_is_the_weighted_sum(coefficients):
+    linear, dense = pair()
+    if isinstance(coefficients, torch.Tensor):
+        coefficients = coefficients.double()
+        expected = (dense.dense() * coefficients[..., None]).sum(1)
+    else:
+        expected = coefficients * dense.dense().sum(1)
+    torch.testing.assert_close(linear.combine(coefficients), expected)
+    torch.testing.assert_close(dense.combine(coefficients), expected)
+
+
+def test_agreement_is_the_inner_product():
+    linear, dense = pair()
+    outputs = torch.randn(B, J, E, dtype=torch.float64)
+    expected = torch.einsum("bije,bje->bij", dense.dense(), outputs)
+    torch.testing.assert_close(linear.agreement(outputs), expected)
+    torch.testing.assert_close(dense.agreement(outputs), expected)
+
+
+def test_both_sums_pass_gradcheck():
+    poses, weight = torch.randn(B, I, D).double(), torch.randn(I, D, J, E).double()
+    coefficients, outputs = torch.randn(B, I, J).double(), torch.randn(B, J, E).double()
+    inputs = [each.requires_grad_() for each in (poses, weight, coefficients)]
+    assert gradcheck(lambda u, w, c: LinearVotes(u, w).combine(c), inputs)
+    assert gradcheck(lambda u, w, s: LinearVotes(u, w).agreement(s), [poses, weight, outputs.requires_grad_()])
+    assert gradcheck(lambda u: LinearVotes(u, weight.detach()).combine(coefficients), [poses])  # weights need none
+
+
+def test_autocast_gets_the_same_answer_in_lower_precision():
+    linear, _ = pair(torch.float32)
+    coefficients = torch.rand(B, I, J)
+    exact = linear.combine(coefficients)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = linear.combine(coefficients)
+    torch.testing.assert_close(rough.float(), exact, rtol=0.05, atol=0.1)
