@@ -1,0 +1,8 @@
+"""Whole networks."""
+
+from torchcaps.models.base import Network, Output
+from torchcaps.models.capsnet import CapsuleNetwork
+from torchcaps.models.matrix import MatrixCapsuleNetwork
+from torchcaps.models.spec import NetworkSpec, load_network, save_network
+
+__all__ = ["CapsuleNetwork", "MatrixCapsuleNetwork", "Network", "NetworkSpec", "Output", "load_network", "save_network"]
