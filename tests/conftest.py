@@ -19,8 +19,9 @@ TINY_FLAGS = ["--conv-channels", "8", "--primary-capsules", "4", "--batch-size",
 
 
 @pytest.fixture(autouse=True)
-def _fixed_randomness() -> None:
+def _fixed_randomness_and_threads() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

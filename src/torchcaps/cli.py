@@ -1,0 +1,346 @@
+"""The command line: one small table of commands."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import torchcaps
+from torchcaps import data
+from torchcaps.data.fetch import cache_root, fetch, verify
+from torchcaps.errors import UserError
+from torchcaps.evaluate import evaluate
+from torchcaps.models import load_network
+from torchcaps.ops import keep_memory
+from torchcaps.predict import Predictor
+from torchcaps.recipes import find_recipe, recipe_names
+from torchcaps.routing import ROUTINGS
+from torchcaps.train import Interrupted, RunFolder, TrainOptions, fit, read_options
+from torchcaps.train.fit import Plan, make_fabric, versions
+from torchcaps.train.options import flag
+
+Arguments = argparse.Namespace
+
+# What may differ between the start of a run and its continuation without changing what is computed.
+RESUMABLE = ("threads", "devices", "accelerator", "data_dir")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 2 for bad input."""
+    arguments = _parser().parse_args(argv)
+    try:
+        keep_memory()
+        arguments.run(arguments)
+        return 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except Interrupted as stopped:
+        return _fail(str(stopped), stopped.exit_code)
+    except KeyboardInterrupt:
+        return _fail("Stopped.", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+            raise
+        return _fail(f"{error.strerror}: {error.filename or 'the output folder'}. Nothing that was there is lost.", 2)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"torchcaps: {message}", file=sys.stderr)
+    return code
+
+
+def train(arguments: Arguments) -> None:
+    given = _given_options(arguments)
+    if arguments.resume is not None:
+        stray = [flag(name) for name in given if name not in RESUMABLE]
+        if stray or arguments.recipe:
+            raise UserError(
+                f"A resumed run keeps its options: leave out {', '.join(stray) or '--recipe'}. "
+                f"Only {', '.join(map(flag, RESUMABLE))} may be given with --resume."
+            )
+        folder = RunFolder.open(arguments.resume)
+        if folder.result.exists():
+            print(f"The run in {folder.path} is finished.")
+            _print_result(folder)
+            return
+        fit(dataclasses.replace(folder.options(), **given), resume=folder.path)
+    else:
+        recipe = read_options(find_recipe(arguments.recipe)) if arguments.recipe else {}
+        if "epochs" in given or "steps" in given:  # one replaces whichever of the two the recipe has
+            recipe = {name: value for name, value in recipe.items() if name not in ("epochs", "steps")}
+        folder = RunFolder(fit(TrainOptions(**{**recipe, **given})))
+    if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0:
+        _print_result(folder)
+
+
+def _print_result(folder: RunFolder) -> None:
+    result = json.loads(folder.result.read_text())
+    table = Table(show_header=False, box=None)
+    table.add_row("test error", f"{result['test_error_percent']:.2f} % of {result['test_images']} images")
+    table.add_row("trained", f"{result['steps']} steps, {result['epochs']:g} epochs, {result['seconds']:.0f} s in all")
+    table.add_row(
+        "speed",
+        f"{result['train_images_per_second']:.0f} images/s training, "
+        f"{result['evaluate_images_per_second']:.0f} images/s evaluating",
+    )
+    table.add_row("parameters", f"{result['parameters']:,}")
+    table.add_row("peak memory", f"{result['peak_memory_mb']:.0f} MB")
+    table.add_row("everything is in", str(folder.path))
+    Console().print(table)
+
+
+def evaluate_run(arguments: Arguments) -> None:
+    folder = RunFolder.open(arguments.run_folder)
+    network, spec = load_network(folder.network)
+    changed = {
+        name: value for name in ("data", "data_dir", "threads", "accelerator") if (value := getattr(arguments, name))
+    }
+    options = dataclasses.replace(folder.options(), devices=1, validation=0, **changed)
+    if options.data.startswith("folder:"):
+        channels, side, _ = spec.source_shape
+        options = dataclasses.replace(options, image_size=side, channels=channels)
+    plan = Plan.of(options)
+    if plan.spec.image_shape != spec.image_shape or plan.spec.present != spec.present:
+        raise UserError(
+            f"The network takes images of {_by(spec.image_shape)} that show {spec.present} class(es); "
+            f"those of {options.data} are {_by(plan.spec.image_shape)} and show {plan.spec.present}."
+        )
+    if len(plan.data.classes) != len(spec.classes):
+        raise UserError(f"The network knows {len(spec.classes)} classes, {options.data} has {len(plan.data.classes)}.")
+    _use_threads(options.threads)
+    fabric = make_fabric(options)
+    outcome = evaluate(
+        network.folded().to(fabric.device),
+        plan.data.test,
+        fabric=fabric,
+        augmentation=plan.augmentation,
+        limit=arguments.limit or options.test_images or (10_000 if len(plan.data.test) > 100_000 else None),
+    )
+    if arguments.json:
+        summary = {
+            "data": options.data,
+            "images": outcome.images,
+            "error_percent": outcome.error_percent,
+            "length_right": outcome.length_right,
+            "length_wrong": outcome.length_wrong,
+            "images_per_second": outcome.images_per_second,
+            "confusion": outcome.confusion.tolist(),
+        }
+        print(json.dumps(summary))
+        return
+    print(f"{options.data}: {outcome.error_percent:.2f} % of {outcome.images} images wrong")
+    print(f"capsule length: {outcome.length_right:.3f} right class, {outcome.length_wrong:.3f} wrong classes")
+    print(f"{outcome.images_per_second:.0f} images/s")
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _use_threads(threads: int | None) -> None:
+    torch.set_num_threads(threads or os.cpu_count() or 1)
+
+
+def predict(arguments: Arguments) -> None:
+    folder = RunFolder.open(arguments.run_folder)
+    _use_threads(arguments.threads)
+    predictor = Predictor(folder.network, device=make_fabric(TrainOptions(accelerator=arguments.accelerator)).device)
+    predictions = list(predictor(arguments.images))
+    top = max(arguments.top, predictor.spec.present)
+    if arguments.json:
+        rows = [
+            {"image": each.image, "found": each.found, "lengths": dict(zip(each.classes, each.lengths))}
+            for each in predictions
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    for each in predictions:
+        ranking = "  ".join(f"{name} {length:.3f}" for name, length in zip(each.classes[:top], each.lengths))
+        print(f"{each.image}: {' and '.join(each.found)}   [{ranking}]")
+
+
+def data_list(arguments: Arguments) -> None:
+    table = Table(box=None)
+    for heading in ("name", "images", "size", "classes", "MB", "fetched", ""):
+        table.add_column(heading)
+    for row in data.describe(arguments.data_dir):
+        table.add_row(
+            row.name,
+            row.images,
+            row.image_shape,
+            row.classes,
+            str(row.megabytes or ""),
+            row.cached,
+            row.summary,
+        )
+    Console().print(table)
+
+
+def data_fetch(arguments: Arguments) -> None:
+    for name in arguments.names:
+        fetch(name, cache=arguments.data_dir, source=arguments.source, report=print)
+
+
+def data_verify(arguments: Arguments) -> None:
+    damaged = False
+    for name in arguments.names:
+        for file in verify(name, arguments.data_dir):
+            print(f"{name}/{file.file}: {'intact' if file.ok else file.problem}")
+            damaged |= not file.ok
+    if damaged:
+        raise UserError(f"Some files are not intact: 'torchcaps data fetch {' '.join(arguments.names)}' mends that.")
+
+
+def info(arguments: Arguments) -> None:
+    """What somebody needs to know to help with a problem."""
+    lines = {
+        **versions(),
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "CUDA devices": str(torch.cuda.device_count()),
+        "data folder": str(cache_root()),
+        "routings": ", ".join(ROUTINGS),
+        "data sets": ", ".join(data.DATASETS),
+        "recipes": ", ".join(recipe_names()),
+    }
+    table = Table(show_header=False, box=None)
+    for name, value in lines.items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    run = parser.add_argument_group("what to run")
+    run.add_argument("--recipe", metavar="FILE", help="options from a YAML file, or the name of a shipped recipe")
+    run.add_argument("--resume", metavar="DIR", type=Path, help="continue the run in this folder")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in dataclasses.fields(TrainOptions):
+        title = option.metadata["group"]
+        group = groups.setdefault(title, parser.add_argument_group(title))
+        text = option.metadata["help"].replace("%", "%%")
+        if option.default is not None and option.default != "":
+            text += f" [{option.default}]" if not isinstance(option.default, bool) else ""
+        kind = str(option.type).partition(" | ")[0]
+        if kind == "bool":
+            action = argparse.BooleanOptionalAction
+            group.add_argument(flag(option.name), action=action, default=argparse.SUPPRESS, help=text)
+            continue
+        group.add_argument(
+            flag(option.name),
+            type={"int": int, "float": float, "str": str}[kind],
+            choices=option.metadata["choices"],
+            metavar=None
+            if option.metadata["choices"]
+            else {"int": "N", "float": "X", "str": option.name.upper()}[kind],
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+
+
+def _given_options(arguments: Arguments) -> dict[str, Any]:
+    names = {option.name for option in dataclasses.fields(TrainOptions)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def _evaluate_options(parser: argparse.ArgumentParser) -> None:
+    _run_folder(parser)
+    parser.add_argument("--data", help="another data set of the same shape and classes [the run's own]")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="evaluate on the first N test images only")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    _data_dir(parser)
+
+
+def _predict_options(parser: argparse.ArgumentParser) -> None:
+    _run_folder(parser)
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG, JPEG or other image files")
+    parser.add_argument("--top", type=_positive, default=3, metavar="N", help="classes to show for each image [3]")
+    parser.add_argument("--json", action="store_true", help="print all classes with their lengths as JSON")
+
+
+def _run_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", type=Path, metavar="DIR", help="the folder of a finished run")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads [all cores]")
+    parser.add_argument("--accelerator", default="auto", help="auto, cpu, cuda, mps")
+
+
+def _data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where data sets are kept [the user's cache]")
+
+
+def _data_names(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="see 'torchcaps data list'")
+    _data_dir(parser)
+
+
+def _fetch_options(parser: argparse.ArgumentParser) -> None:
+    _data_names(parser)
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="DIR",
+        help="a folder to look for the files in before downloading",
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+@dataclass(frozen=True)
+class Command:
+    run: Callable[[Arguments], None]
+    options: Callable[[argparse.ArgumentParser], None]
+    help: str
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(train, _train_options, "train a network, or continue a run"),
+    "evaluate": Command(evaluate_run, _evaluate_options, "test error of a trained network"),
+    "predict": Command(predict, _predict_options, "classify image files with a trained network"),
+    "data list": Command(data_list, _data_dir, "the data sets, and which are fetched"),
+    "data fetch": Command(data_fetch, _fetch_options, "download data sets"),
+    "data verify": Command(data_verify, _data_names, "check fetched data sets against their checksums"),
+    "info": Command(info, lambda parser: None, "versions, devices and what is available"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="torchcaps", description="Capsule networks for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"torchcaps {torchcaps.__version__}")
+    top = parser.add_subparsers(metavar="COMMAND", required=True)
+    nested: dict[str, Any] = {}
+    for name, command in COMMANDS.items():
+        first, _, second = name.partition(" ")
+        branch = top
+        if second:
+            if first not in nested:
+                group = top.add_parser(first, help="list, fetch and verify data sets")
+                nested[first] = group.add_subparsers(metavar="ACTION", required=True)
+            branch = nested[first]
+        leaf = branch.add_parser(second or first, help=command.help, description=command.help)
+        command.options(leaf)
+        leaf.set_defaults(run=command.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""How good a network is on images it has not seen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from torchcaps.data import Augmentation, Split, evaluation_batches
+from torchcaps.functional import multi_hot
+from torchcaps.models import Network
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome on a number of images."""
+
+    images: int
+    errors: int
+    """Images for which the classes found are not exactly the classes present."""
+    confusion: Tensor
+    """(J, J) true classes by predicted ones."""
+    length_right: float
+    length_wrong: float
+    seconds: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * self.errors / self.images
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+
+def confusion_matrix(present: Tensor, found: Tensor) -> Tensor:
+    """Presence of true and of predicted classes, both (B, J), to counts of true by predicted (J, J).
+
+    A class present and found counts on the diagonal. With several classes in an image, each one missed is
+    shared out among those found in error, so that a row still sums to how often its class is present.
+    """
+    hits = present * found
+    missed, spurious = present - hits, found - hits
+    shares = spurious / spurious.sum(1, keepdim=True).clamp_min(1)
+    return torch.diag(hits.sum(0)) + missed.mT @ shares
+
+
+@torch.inference_mode()
+def evaluate(
+    network: Network,
+    split: Split,
+    *,
+    fabric: Fabric,
+    augmentation: Augmentation | None = None,
+    batch_size: int = 500,
+    limit: int | None = None,
+) -> Evaluation:
+    """Classify the images of a split, shared out over the processes.
+
+    The network should be one that :meth:`Network.folded` returned.
+    """
+    classes = network.classes
+    batches = evaluation_batches(
+        split,
+        batch_size=batch_size,
+        augmentation=augmentation,
+        limit=limit,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+    )
+    confusion = torch.zeros(classes, classes, device=fabric.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=fabric.device)  # images, errors, lengths right and wrong
+    started = time.perf_counter()
+    for batch in batches:
+        batch = batch.on(fabric.device)
+        with fabric.autocast():
+            capsules = network(batch.images).capsules
+        lengths = capsules.activations.float()
+        present = multi_hot(batch.labels, classes)
+        found = multi_hot(network.predict(capsules), classes)
+        confusion += confusion_matrix(present, found)
+        absent = 1 - present
+        totals += torch.stack(
+            [
+                torch.tensor(float(len(lengths)), device=fabric.device),
+                (present != found).any(1).sum(),
+                ((lengths * present).sum(1) / present.sum(1)).sum(),
+                ((lengths * absent).sum(1) / absent.sum(1)).sum(),
+            ]
+        )
+    confusion = fabric.all_reduce(confusion, reduce_op="sum")  # type: ignore[assignment]
+    images, errors, right, wrong = fabric.all_reduce(totals, reduce_op="sum").tolist()  # type: ignore[union-attr]
+    seconds = time.perf_counter() - started
+    return Evaluation(int(images), int(errors), confusion.cpu(), right / images, wrong / images, seconds)

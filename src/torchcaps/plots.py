@@ -1,0 +1,218 @@
+"""Pictures of a run: how it learned, what it confuses, what it draws, and where its decisions come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcaps.data import Augmentation, Batch, Split, evaluation_batches
+from torchcaps.evaluate import Evaluation
+from torchcaps.functional import Capsules
+from torchcaps.models import Network
+from torchcaps.routing import SharedRouting
+
+Metrics = Sequence[Mapping[str, float | None]]
+SHOWN_CLASSES = 10
+SAMPLE = 500  # images that a picture is made from
+
+
+def draw_run(
+    folder: Path,
+    *,
+    metrics: Metrics,
+    evaluation: Evaluation,
+    network: Network,
+    classes: Sequence[str],
+    split: Split,
+    augmentation: Augmentation,
+) -> None:
+    """Draw everything there is to show of a finished run into its folder."""
+    device = next(network.parameters()).device
+    sample = next(evaluation_batches(split, batch_size=SAMPLE, augmentation=augmentation)).on(device)
+    figures = {
+        "curves": curves(metrics),
+        "confusion": confusion(evaluation, classes),
+        "coefficients": coefficients(network, sample, classes),
+    }
+    if network.decoder is not None:
+        figures["reconstructions"] = reconstructions(network, sample, classes)
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=120)
+
+
+def curves(metrics: Metrics) -> Figure:
+    """Loss, errors, lengths of the class capsules and, where they are learned, the coefficients, by step."""
+    with_coefficients = any(row["coefficient_mean"] is not None for row in metrics)
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    loss, error, lengths, spread = figure.subplots(2, 2).flat
+    _lines(loss, metrics, {"loss": "loss"}, "loss")
+    loss.set_yscale("log")
+    _lines(error, metrics, {"train_error": "training batches", "evaluation_error": "evaluation"}, "error, %")
+    error.set_yscale("symlog", linthresh=1.0)
+    error.set_ylim(bottom=0)
+    error.yaxis.set_major_formatter("{x:g}")
+    _lines(lengths, metrics, {"length_right": "right class", "length_wrong": "wrong classes"}, "capsule length")
+    lengths.set_ylim(0, 1)
+    if with_coefficients:
+        _lines(spread, metrics, {"coefficient_mean": "mean"}, "routing coefficients")
+        steps, mean, deviation, low, high = (
+            np.array([row[name] for row in metrics if row["coefficient_mean"] is not None], dtype=float)
+            for name in ("step", *(f"coefficient_{each}" for each in ("mean", "std", "min", "max")))
+        )
+        spread.fill_between(steps, mean - deviation, mean + deviation, alpha=0.35, label="± standard deviation")
+        spread.fill_between(steps, low, high, alpha=0.15, color="C0", label="extremes")
+        spread.legend(frameon=False)
+    else:
+        spread.set_axis_off()
+    return figure
+
+
+def _lines(axes: Axes, metrics: Metrics, columns: Mapping[str, str], label: str) -> None:
+    for column, name in columns.items():
+        points = [(row["step"], row[column]) for row in metrics if row[column] is not None]
+        if points:
+            axes.plot(*zip(*points), label=name, marker="." if len(points) < 30 else None)
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(columns) > 1:
+        axes.legend(frameon=False)
+
+
+def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
+    """True classes by predicted ones; only mistakes are coloured, or the right answers would drown them."""
+    counts = evaluation.confusion.numpy()
+    mistakes = counts * (1 - np.eye(len(classes)))
+    side = min(14.0, 3 + 0.42 * len(classes))
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(mistakes, cmap="Oranges", vmin=0, vmax=max(1.0, mistakes.max()))
+    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    if len(classes) <= 20:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                dark = row != column and count > 0.6 * mistakes.max()
+                axes.text(
+                    column,
+                    row,
+                    f"{count:g}",
+                    ha="center",
+                    va="center",
+                    color="white" if dark else "black",
+                    size=8,
+                )
+    axes.set_title(f"{evaluation.error_percent:.2f} % of {evaluation.images} images wrong", size=11)
+    return figure
+
+
+@torch.inference_mode()
+def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> Figure:
+    """Images above what the decoder draws of the classes that were predicted for them."""
+    shown = 12
+    images, parts, labels = sample.images[:shown], sample.parts[:shown], sample.labels[:shown]
+    capsules = network(images).capsules
+    drawn = network.reconstruct(capsules)  # (N, K, C, H, W)
+    predicted = network.predict(capsules)
+    if labels.shape[1] > 1:  # several classes in an image: show it whole, its parts, and what is drawn of each
+        rows = [images, *parts.unbind(1), *drawn.unbind(1)]
+        names = ["input", *["part"] * labels.shape[1], *["drawn"] * labels.shape[1]]
+    else:
+        rows, names = [images, drawn[:, 0]], ["input", "drawn"]
+    figure = Figure(figsize=(1.0 * shown, 1.0 * len(rows) + 0.4), layout="constrained")
+    grid = figure.subplots(len(rows), shown, squeeze=False)
+    for row, (pictures, name) in enumerate(zip(rows, names)):
+        for column in range(len(pictures)):
+            _show(grid[row][column], pictures[column])
+        grid[row][0].set_ylabel(name, size=8)
+    for column in range(len(images)):
+        right = set(predicted[column].tolist()) == set(labels[column].tolist())
+        title = "+".join(classes[each] for each in predicted[column].tolist())
+        grid[0][column].set_title(title, size=8, color="black" if right else "C3")
+    for axes in grid[:, len(images) :].flat:
+        axes.set_axis_off()
+    return figure
+
+
+def _show(axes: Axes, image: Tensor) -> None:
+    pixels = image.permute(1, 2, 0).cpu().numpy()
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Figure:
+    """Where each class gets its support and where it is held back, as maps over the image.
+
+    The first row is what an average image of the class looks like. The second shows what the primary capsules
+    of each place add to the length of the class capsule, on average over the class's images. Where a routing
+    has coefficients shared by all images, the third shows their mean over the capsules of each place.
+    """
+    shown = list(range(min(SHOWN_CLASSES, network.classes)))
+    support = _support_maps(network, sample)
+    averages = [_average_image(sample, j) for j in shown]
+    rows: list[tuple[str, list[NDArray[np.float32]]]] = [("support", [support[j] for j in shown])]
+    shared = _coefficient_maps(network)
+    if shared is not None:
+        rows.append(("coefficients", [shared[j] for j in shown]))
+    figure = Figure(figsize=(1.1 * len(shown) + 1.0, 1.25 * (len(rows) + 1)), layout="constrained")
+    grid = figure.subplots(len(rows) + 1, len(shown), squeeze=False)
+    for column, j in enumerate(shown):
+        _show(grid[0][column], averages[column])
+        grid[0][column].set_title(classes[j], size=9)
+    for row, (name, maps) in enumerate(rows, start=1):
+        # Shared coefficients all near their start value would be one colour: colour the departure from the mean.
+        centre = float(np.mean(maps)) if name == "coefficients" else 0.0
+        reach = max(1e-6, float(np.max(np.abs(np.array(maps) - centre))))
+        for column, values in enumerate(maps):
+            picture = grid[row][column].imshow(values, cmap="RdBu", vmin=centre - reach, vmax=centre + reach)
+            grid[row][column].set_xticks([])
+            grid[row][column].set_yticks([])
+        bar = figure.colorbar(picture, ax=list(grid[row]), shrink=0.8, pad=0.01)
+        bar.ax.tick_params(labelsize=7)
+        grid[row][0].set_ylabel(name, size=8)
+    return figure
+
+
+def _support_maps(network: Network, sample: Batch) -> NDArray[np.float32]:
+    """(J, rows, columns): the signed share of each place in the length of each class capsule.
+
+    A class capsule's total is a sum over primary capsules, so its length is the sum of their projections on
+    its direction: gradient times input, which serves every routing alike.
+    """
+    with torch.no_grad():
+        primary = network.primary_capsules(sample.images)
+    poses = primary.poses.detach().requires_grad_()
+    totals = network.route(Capsules(poses, primary.activations, primary.totals)).totals
+    lengths = torch.linalg.vector_norm(totals, dim=-1)  # (B, J)
+    maps = []
+    for j in range(min(SHOWN_CLASSES, network.classes)):
+        members = (sample.labels == j).any(1)
+        (slope,) = torch.autograd.grad(lengths[members, j].sum(), poses, retain_graph=True)
+        share = (slope * poses).sum(-1).detach() / members.sum().clamp_min(1)  # (B, I)
+        maps.append(share.sum(0).view(network.map_shape).sum(-1))
+    return torch.stack(maps).cpu().numpy()
+
+
+def _coefficient_maps(network: Network) -> NDArray[np.float32] | None:
+    """(J, rows, columns), or None unless one capsule layer has coefficients of its own."""
+    shared = [module.coefficients for module in network.modules() if isinstance(module, SharedRouting)]
+    if len(shared) != 1 or not isinstance(shared[0], Tensor):
+        return None
+    by_place = shared[0].detach().view(*network.map_shape, -1).mean(2)  # (rows, columns, J)
+    return by_place.permute(2, 0, 1).cpu().numpy()
+
+
+def _average_image(sample: Batch, label: int) -> Tensor:
+    members = sample.labels == label
+    chosen = sample.parts[members]
+    return chosen.mean(0) if len(chosen) else torch.zeros_like(sample.images[0])

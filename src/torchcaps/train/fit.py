@@ -1,0 +1,402 @@
+"""The one training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from rich.console import Console
+from torch import Tensor
+
+from torchcaps import plots
+from torchcaps.data import Augmentation, Batches, DataSet, Split, load
+from torchcaps.errors import UserError
+from torchcaps.evaluate import Evaluation, evaluate
+from torchcaps.models import Network, NetworkSpec, save_network
+from torchcaps.train.algorithm import STATISTICS, AlternatingTrainer
+from torchcaps.train.folder import RunFolder
+from torchcaps.train.options import DEFAULT_EPOCHS, TrainOptions
+from torchcaps.train.progress import ProgressDisplay
+from torchcaps.train.schedule import learning_rate
+
+MANY_IMAGES = 100_000  # evaluating more than that would take longer than training
+FEW_IMAGES = 10_000
+
+
+class Interrupted(Exception):
+    """The run was asked to stop by a signal, and has saved where it is."""
+
+    def __init__(self, folder: RunFolder, signal_number: int) -> None:
+        super().__init__(f"Stopped. Continue with: torchcaps train --resume {folder.path}")
+        self.exit_code = 128 + signal_number
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that can be found wrong before anything is written."""
+
+    options: TrainOptions
+    data: DataSet
+    augmentation: Augmentation
+    spec: NetworkSpec
+
+    @classmethod
+    def of(cls, options: TrainOptions) -> Plan:
+        data = load(
+            options.data,
+            cache=Path(options.data_dir) if options.data_dir else None,
+            validation=options.validation,
+            image_size=options.image_size,
+            channels=options.channels,
+            fit=options.fit,
+        )
+        augmentation = Augmentation(
+            shift=options.shift,
+            flip=options.flip,
+            crop=options.crop,
+            cutout=options.cutout,
+            rotate=options.rotate,
+            scale=options.scale,
+        )
+        spec = NetworkSpec(
+            image_shape=augmentation.image_shape(data.train.image_shape),
+            source_shape=data.train.image_shape,
+            classes=data.classes,
+            fit=options.fit,
+            present=data.train.labels_per_image,
+            mean=data.mean,
+            std=data.std,
+            routing=options.routing,
+            routing_settings=options.routing_settings(),
+            hidden=options.hidden_layers(),
+            conv_channels=options.conv_channels,
+            primary_capsules=options.primary_capsules,
+            primary_size=options.primary_size,
+            class_size=options.class_size,
+            kernel=options.kernel,
+            negative_slope=0.2 if options.activation == "leaky-relu" else 0.0,
+            weight_std=options.weight_std,
+            decoder=options.reconstruction,
+        )
+        return cls(options, data, augmentation, spec)
+
+    def batches(self, rank: int = 0, world_size: int = 1) -> Batches:
+        return Batches(
+            self.data.train,
+            batch_size=self.options.batch_size,
+            seed=self.options.seed,
+            augmentation=self.augmentation,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def build_network(self) -> Network:
+        torch.manual_seed(self.options.seed)
+        return self.spec.build()
+
+
+def fit(options: TrainOptions, *, resume: Path | None = None, console: Console | None = None) -> Path:
+    """Train a network and return its run folder.
+
+    With ``resume``, ``options`` are those of the run in that folder, which is continued.
+    """
+    torch.set_num_threads(options.threads or max(1, (os.cpu_count() or 1) // options.devices))
+    fabric = make_fabric(options)
+    plan = Plan.of(options)
+    plan.batches()
+    network = plan.build_network()
+    first = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+    path = resume or _out(options)
+    if first:  # before other processes start, so that a mistake is told once and ends the command
+        path = (RunFolder.open(path) if resume else RunFolder.create(path, options)).path
+    fabric.launch()
+    folder = RunFolder(fabric.broadcast(path))
+    return _Run(fabric, plan, network, folder, console or Console()).to_the_end()
+
+
+def make_fabric(options: TrainOptions) -> Fabric:
+    """Lightning Fabric for these options, or for the processes that ``torchrun`` started."""
+    devices, nodes = options.devices, 1
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // devices
+    try:
+        return Fabric(
+            accelerator=options.accelerator,
+            strategy="ddp" if devices * nodes > 1 else "auto",
+            devices=devices,
+            num_nodes=nodes,
+            precision=options.precision,  # type: ignore[arg-type]
+        )
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"Cannot use accelerator '{options.accelerator}' with {devices} device(s): {error}") from error
+
+
+def _out(options: TrainOptions) -> Path:
+    if options.out:
+        return Path(options.out)
+    data = options.data.partition(":")[0]
+    return Path("runs") / f"{data}-{options.routing.replace(':', '.')}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+class _Run:
+    """A run from its first or next step to its result."""
+
+    def __init__(self, fabric: Fabric, plan: Plan, network: Network, folder: RunFolder, console: Console) -> None:
+        self.fabric = fabric
+        self.plan = plan
+        self.options = options = plan.options
+        self.folder = folder
+        self.batches = plan.batches(fabric.global_rank, fabric.world_size)
+        epochs = options.epochs or DEFAULT_EPOCHS
+        self.total_steps = options.steps or epochs * self.batches.steps_per_epoch
+        self.evaluate_every = options.evaluate_every or min(self.batches.steps_per_epoch, 2000)
+        self.trainer = AlternatingTrainer(fabric, network, options, self.total_steps)
+        self.display = ProgressDisplay(console, total_steps=self.total_steps, enabled=fabric.is_global_zero)
+        self.sums = torch.zeros(len(STATISTICS) + 1, device=fabric.device)  # since the last row; last: steps
+        self.first_bad_step = torch.full((), -1, device=fabric.device)
+        self.train_seconds = 0.0
+        self.timed_steps = 0
+        self.warm = False  # in a process's first step memory is mapped and kernels are chosen: start-up, not speed
+        self.last_evaluation: Evaluation | None = None
+
+    def to_the_end(self) -> Path:
+        started = time.perf_counter()
+        with self.display, _stop_signals() as stop:
+            step = self._restore()
+            while step < self.total_steps:
+                self._train_step(step)
+                step += 1
+                self._log(step)
+                stopped_by = self._agree(stop.get("signal", 0))
+                if step % self.options.checkpoint_every == 0 or step == self.total_steps or stopped_by:
+                    self._checkpoint(step)
+                if stopped_by:
+                    raise Interrupted(self.folder, stopped_by)
+            self._finish(step, started)
+        return self.folder.path
+
+    def _train_step(self, step: int) -> None:
+        started = time.perf_counter()
+        statistics = self.trainer.step(self.batches.at(step).on(self.fabric.device), step)
+        self.sums += torch.cat([statistics, statistics.new_ones(1)])
+        fresh_trouble = (self.first_bad_step < 0) & ~statistics.isfinite().all()
+        self.first_bad_step = torch.where(fresh_trouble, step + 1, self.first_bad_step)
+        self.display.advance(step + 1)
+        if self.warm:
+            self.train_seconds += time.perf_counter() - started
+            self.timed_steps += 1
+        self.warm = True
+
+    def _log(self, step: int) -> None:
+        evaluating = step % self.evaluate_every == 0 or step == self.total_steps
+        if not evaluating and step % self.options.log_every:
+            return
+        self._check_finite(step)
+        if evaluating:
+            split = self.plan.data.validation or self.plan.data.test
+            self.last_evaluation = self._evaluate(split)
+        row: dict[str, object] = {
+            "step": step,
+            "epoch": round(step / self.batches.steps_per_epoch, 4),
+            "seconds": round(self.train_seconds, 3),
+            "images_per_second": round(self._images_per_second(), 1),
+            "learning_rate": learning_rate(step - 1, self.total_steps, self.options),
+            "evaluation_error": self.last_evaluation.error_percent if evaluating and self.last_evaluation else None,
+        }
+        self._gather_sums()
+        if not self.fabric.is_global_zero:
+            return
+        row |= dict(zip(STATISTICS, (self.sums[:-1] / self.sums[-1]).tolist()))
+        row |= _coefficient_statistics(self.trainer)
+        self.sums.zero_()
+        self.folder.append_metrics(row)
+        self.display.report(row, epochs=-(-self.total_steps // self.batches.steps_per_epoch))
+
+    def _gather_sums(self) -> None:
+        """Add the statistics of all processes up in the first, and start afresh in the others."""
+        self.sums = self.fabric.all_reduce(self.sums, reduce_op="sum")  # type: ignore[assignment]
+        if not self.fabric.is_global_zero:
+            self.sums.zero_()
+
+    def _images_per_second(self) -> float:
+        return self.timed_steps * self.options.batch_size / self.train_seconds if self.timed_steps else 0.0
+
+    def _check_finite(self, step: int) -> None:
+        bad = int(self.fabric.all_reduce(self.first_bad_step, reduce_op="max"))  # type: ignore[arg-type]
+        if bad < 0 and self.trainer.coefficients_finite():
+            return
+        checkpoints = self.folder.checkpoints.paths()
+        kept = f"The last good checkpoint is {checkpoints[-1]}." if checkpoints else "No checkpoint had been made yet."
+        cause = (
+            "coefficient steps that are too large: choose a smaller --gamma"
+            if self.trainer.ascent
+            else "weight steps that are too large: choose a smaller --learning-rate"
+        )
+        where = f"at step {bad}" if bad >= 0 else f"in the coefficients by step {step}"
+        raise UserError(f"Training produced numbers that are not finite {where}. The likely cause is {cause}. {kept}")
+
+    def _evaluate(self, split: Split) -> Evaluation:
+        return evaluate(
+            self.trainer.trained_network().folded(),
+            split,
+            fabric=self.fabric,
+            augmentation=self.plan.augmentation,
+            limit=self.options.test_images or (FEW_IMAGES if len(split) > MANY_IMAGES else None),
+        )
+
+    def _checkpoint(self, step: int) -> None:
+        self._check_finite(step)
+        self._gather_sums()
+        if self.fabric.is_global_zero:
+            tensors = self.trainer.tensors() | {"sums": self.sums}
+            state = {"train_seconds": self.train_seconds, "timed_steps": self.timed_steps}
+            self.folder.checkpoints.save(step, tensors, state)
+        self.fabric.barrier()
+
+    def _restore(self) -> int:
+        """Continue where the newest checkpoint left off; returns the number of steps already taken."""
+        found = self.folder.checkpoints.load_newest(self.display.say)
+        step = 0
+        if found is not None:
+            tensors, state = found
+            step = int(state["step"])
+            self.trainer.load_tensors(tensors)
+            if self.fabric.is_global_zero:
+                self.sums.copy_(tensors["sums"])
+            self.train_seconds, self.timed_steps = state["train_seconds"], state["timed_steps"]
+            self.display.say(f"Continuing after step {step} of {self.total_steps}.")
+        if self.fabric.is_global_zero:
+            self.folder.forget_metrics_after(step)
+        return step
+
+    def _agree(self, signal_number: int) -> int:
+        """The signal any process was stopped by, so that all of them stop after the same step."""
+        if self.fabric.world_size == 1:
+            return signal_number
+        return int(self.fabric.all_reduce(torch.tensor(signal_number), reduce_op="max"))  # type: ignore[arg-type]
+
+    def _finish(self, step: int, started: float) -> None:
+        data, trainer = self.plan.data, self.trainer
+        network = trainer.trained_network()
+        if self.last_evaluation is None or data.validation is not None:
+            test = self._evaluate(data.test)
+        else:
+            test = self.last_evaluation
+        if not self.fabric.is_global_zero:
+            return
+        save_network(self.folder.network, network, self.plan.spec)
+        result: dict[str, Any] = {
+            "data": self.options.data,
+            "routing": self.options.routing,
+            "reconstruction": self.options.reconstruction,
+            "seed": self.options.seed,
+            "steps": step,
+            "epochs": round(step / self.batches.steps_per_epoch, 3),
+            "batch_size": self.options.batch_size,
+            "test_error_percent": test.error_percent,
+            "test_images": test.images,
+            "validation_error_percent": _validation_error(self.last_evaluation, data),
+            "train_images_per_second": round(self._images_per_second(), 1),
+            "evaluate_images_per_second": round(test.images_per_second, 1),
+            "parameters": sum(each.numel() for each in network.parameters()),
+            "peak_memory_mb": round(peak_memory_mb(self.fabric.device), 1),
+            "train_seconds": round(self.train_seconds, 2),
+            "seconds": round(time.perf_counter() - started, 2),
+            "threads": torch.get_num_threads(),
+            "processes": self.fabric.world_size,
+            "device": str(self.fabric.device),
+            "versions": versions(),
+            "commit": _commit(),
+        }
+        plots.draw_run(
+            self.folder.path,
+            metrics=self.folder.read_metrics(),
+            evaluation=test,
+            network=network,
+            classes=data.classes,
+            split=data.test,
+            augmentation=self.plan.augmentation,
+        )
+        self.folder.write_result(result)
+
+
+def _validation_error(last: Evaluation | None, data: DataSet) -> float | None:
+    return last.error_percent if last is not None and data.validation is not None else None
+
+
+def _coefficient_statistics(trainer: AlternatingTrainer) -> dict[str, float]:
+    if trainer.ascent is None:
+        return {}
+    everything = torch.cat([each.detach().flatten() for each in trainer.ascent.coefficients])
+    statistics: dict[str, Tensor] = {
+        "mean": everything.mean(),
+        "std": everything.std(),
+        "min": everything.min(),
+        "max": everything.max(),
+        "negative": (everything < 0).float().mean(),
+        "zero": (everything == 0).float().mean(),
+    }
+    return {f"coefficient_{name}": float(value) for name, value in statistics.items()}
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[dict[str, int]]:
+    """Within it, Ctrl-C and SIGTERM are noted under ``signal`` instead of ending the process."""
+    noted: dict[str, int] = {}
+
+    def note(number: int, frame: object) -> None:
+        if "signal" in noted and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: the step itself hangs
+        noted["signal"] = number
+
+    try:
+        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # signals reach the main thread only; elsewhere the caller stops the run its own way
+        yield noted
+        return
+    try:
+        yield noted
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """The most memory this process has held: on a CUDA device, tensors there; else the operating system's count."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    packages = ("torchcaps", "torch", "lightning-fabric", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _commit() -> str | None:
+    """The commit of the source this runs from, marked if it was changed since; None if it is not a checkout."""
+    root = Path(__file__).parents[3]
+    if not (root / "pyproject.toml").is_file():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,105 @@
+"""The folder of a run: what was asked for, what happened, what came out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchcaps.errors import UserError
+from torchcaps.storage import write_atomically
+from torchcaps.train.algorithm import STATISTICS
+from torchcaps.train.checkpoint import Checkpoints
+from torchcaps.train.options import TrainOptions, read_options
+
+COLUMNS = (
+    "step",
+    "epoch",
+    "seconds",
+    "images_per_second",
+    "learning_rate",
+    *STATISTICS,
+    "evaluation_error",
+    "coefficient_mean",
+    "coefficient_std",
+    "coefficient_min",
+    "coefficient_max",
+    "coefficient_negative",
+    "coefficient_zero",
+)
+
+
+class RunFolder:
+    """Paths and files of one run; ``RunFolder.create`` and ``RunFolder.open`` check what is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.csv"
+        self.result = path / "result.json"
+        self.network = path / "model.safetensors"
+        self.checkpoints = Checkpoints(path / "checkpoints")
+
+    @classmethod
+    def create(cls, path: Path, options: TrainOptions) -> RunFolder:
+        """Start a new run here; a folder that has one already is left untouched."""
+        folder = cls(path)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: choose another --out.")
+        if folder.config.exists():
+            raise UserError(
+                f"{path} already has a run. Continue it with 'torchcaps train --resume {path}', "
+                "or choose another --out."
+            )
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(f"{path} is not empty: choose another --out.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder.config, options.to_yaml().encode())
+        except OSError as error:
+            raise UserError(f"Cannot write to {path}: {error.strerror}. Choose another --out.") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run."""
+        folder = cls(path)
+        if not path.is_dir():
+            raise UserError(f"There is no run folder {path}.")
+        if not folder.config.is_file():
+            raise UserError(f"{path} has no config.yaml: it is not a run folder, or not a whole one.")
+        return folder
+
+    def options(self) -> TrainOptions:
+        return TrainOptions(**read_options(self.config))
+
+    def append_metrics(self, row: Mapping[str, object]) -> None:
+        new = not self.metrics.exists()
+        with self.metrics.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def read_metrics(self) -> list[dict[str, float | None]]:
+        """All rows, with None where there was nothing to report."""
+        if not self.metrics.exists():
+            return []
+        with self.metrics.open(newline="") as file:
+            return [
+                {name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(file)
+            ]
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drop the rows of steps that a resumed run will take again."""
+        if not self.metrics.exists():
+            return
+        header, *rows = self.metrics.read_text().splitlines(keepends=True)
+        # A row without its line end was cut off by whatever ended the run.
+        kept = [row for row in rows if row.endswith("\n") and int(row.partition(",")[0]) <= step]
+        write_atomically(self.metrics, "".join([header, *kept]).encode())
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        write_atomically(self.result, (json.dumps(result, indent=2) + "\n").encode())

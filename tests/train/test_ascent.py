@@ -1,0 +1,77 @@
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from naive import naive_update, naive_votes
+from torchcaps.functional import class_signs, multi_hot
+from torchcaps.layers import CapsuleLayer
+from torchcaps.routing import L1Routing, L2Routing
+from torchcaps.train import TrainOptions
+from torchcaps.train.ascent import Ascent
+
+FABRIC = Fabric(accelerator="cpu", devices=1)
+
+
+@pytest.mark.parametrize("routing", [L2Routing, L1Routing])
+def test_a_plain_step_is_the_papers_update(routing):
+    layer = CapsuleLayer(6, 3, 4, 2, routing(strength=0.3)).double()
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.routing.coefficients)
+    before = layer.routing.coefficients.detach().clone()
+    poses = torch.randn(5, 6, 3, dtype=torch.float64)
+    present = multi_hot(torch.randint(4, (5, 1)), 4).double()
+    ascent = Ascent(FABRIC, [layer.routing], TrainOptions(gamma=0.01))
+    ascent.step(ascent.directions(layer(poses, torch.ones(5, 6)).totals, present))
+    votes = naive_votes(poses, layer.weight)
+    # The library takes the mean over the batch: the paper's γ divided, its λ multiplied by the batch size.
+    expected = naive_update(votes, before, class_signs(present), routing.penalty, 0.3 * 5, gamma=0.01 / 5)
+    torch.testing.assert_close(layer.routing.coefficients.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_layer_of_a_deep_network_follows_the_chain_rule():
+    """Against finite differences of the objective in float64."""
+    layers = [CapsuleLayer(5, 3, 4, 3, L2Routing(strength=0.1)), CapsuleLayer(4, 3, 2, 3, L2Routing(strength=0.1))]
+    for layer in layers:
+        layer.double()
+        torch.nn.init.normal_(layer.weight)
+        torch.nn.init.normal_(layer.routing.coefficients)
+    poses = torch.randn(3, 5, 3, dtype=torch.float64)
+    signs = class_signs(multi_hot(torch.tensor([[0], [1], [1]]), 2).double())
+
+    def totals() -> torch.Tensor:
+        hidden = layers[0](poses, torch.ones(3, 5))
+        return layers[1](hidden.poses, hidden.activations).totals
+
+    @torch.no_grad()
+    def objective() -> float:
+        power = (signs * totals().square().sum(-1)).sum(1).mean()
+        return float(power - sum(0.1 * layer.routing.coefficients.square().sum() for layer in layers))
+
+    ascent = Ascent(FABRIC, [layer.routing for layer in layers], TrainOptions())
+    directions = ascent.directions(totals(), (signs > 0).double())
+    for layer, direction in zip(layers, directions):
+        coefficients = layer.routing.coefficients.data
+        for place in [(0, 0), (2, 1), (3, 0)]:
+            slope = 0.0
+            for sign in (1, -1):
+                coefficients[place] += sign * 1e-6
+                slope += sign * objective() / 2e-6
+                coefficients[place] -= sign * 1e-6
+            assert direction[place].item() == pytest.approx(slope, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["plain", "adam"])
+def test_ascending_raises_the_objective(rule):
+    layer = CapsuleLayer(8, 4, 3, 5, L2Routing())
+    poses, present = torch.randn(20, 8, 4), multi_hot(torch.randint(3, (20, 1)), 3)
+    ascent = Ascent(FABRIC, [layer.routing], TrainOptions(gamma=1e-2, ascent=rule))
+
+    @torch.no_grad()
+    def power() -> float:
+        totals = layer(poses, torch.ones(20, 8)).totals
+        return float((class_signs(present) * totals.square().sum(-1)).sum(1).mean())
+
+    before = power()
+    for _ in range(20):
+        ascent.step(ascent.directions(layer(poses, torch.ones(20, 8)).totals, present))
+    assert power() > before

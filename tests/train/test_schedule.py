@@ -1,0 +1,26 @@
+import pytest
+
+from torchcaps.train import TrainOptions
+from torchcaps.train.schedule import learning_rate
+
+
+def rates(total: int, **options: object) -> list[float]:
+    return [learning_rate(step, total, TrainOptions(learning_rate=1.0, **options)) for step in range(total)]
+
+
+def test_constant():
+    assert set(rates(10, schedule="constant")) == {1.0}
+
+
+def test_the_papers_staircase():
+    assert rates(6, schedule="staircase", decay=0.5, decay_every=2) == [1, 1, 0.5, 0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_decays_to_zero_after_the_warm_up(schedule):
+    curve = rates(100, schedule=schedule, warmup=10)
+    assert curve[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert curve[10] == 1.0
+    assert curve[10:] == sorted(curve[10:], reverse=True)
+    assert 0 < curve[-1] < 0.02
+    assert curve[55] == pytest.approx(0.5)
