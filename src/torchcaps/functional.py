@@ -21,6 +21,7 @@ __all__ = [
     "PENALTIES",
     "Capsules",
     "ascent_direction",
+    "at_least_float32",
     "capsules_from_totals",
     "class_signs",
     "discriminative_power",
@@ -28,6 +29,8 @@ __all__ = [
     "multi_hot",
     "reconstruction_loss",
     "routing_objective",
+    "spread_loss",
+    "spread_margin",
     "squash",
     "votes",
 ]
@@ -42,6 +45,11 @@ class Capsules(NamedTuple):
     """(B, J) how surely each capsule's entity is there, in [0, 1]; for vector capsules the pose's length."""
     totals: Tensor
     """(B, J, E) the weighted totals of the votes, before any squash."""
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor, or a float32 copy if it has fewer bits: sums over a batch need them."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def squash(totals: Tensor) -> Tensor:
@@ -79,7 +87,7 @@ def multi_hot(labels: Tensor, classes: int) -> Tensor:
     >>> multi_hot(torch.tensor([[0, 2]]), 3)
     tensor([[1., 0., 1.]])
     """
-    present = torch.zeros(len(labels), classes, device=labels.device)
+    present = torch.zeros(labels.shape[0], classes, device=labels.device)
     return present.scatter_(1, labels, 1.0)
 
 
@@ -199,3 +207,27 @@ def ascent_direction(
     data_term = (weight * correlation).sum((1, 3))
     shrinkage = coefficients if penalty == "l2" else coefficients.sign()
     return 2 * (data_term - strength * shrinkage)
+
+
+def spread_loss(activations: Tensor, present: Tensor, *, margin: float) -> Tensor:
+    """Mean over the batch of the spread loss, Eq. 3 of "Matrix capsules with EM routing".
+
+    Every class that is present should be at least ``margin`` more active than every class that is not: the
+    squared shortfalls are summed over all such pairs, of which the paper, with one class in an image, has J - 1.
+
+    >>> spread_loss(torch.tensor([[0.75, 0.5, 0.0]]), torch.tensor([[1.0, 0.0, 0.0]]), margin=0.5)
+    tensor(0.0625)
+    """
+    lead = activations.unsqueeze(2) - activations.unsqueeze(1)  # (B, J, J): row over column
+    pairs = present.unsqueeze(2) * (1 - present).unsqueeze(1)
+    return (pairs * (margin - lead).clamp_min(0).square()).sum((1, 2)).mean()
+
+
+def spread_margin(progress: float, *, start: float = 0.2, end: float = 0.9) -> float:
+    """The margin of the spread loss when training has come this far, from 0 to 1; small at first, so that few
+    capsules die early on.
+
+    >>> [round(spread_margin(progress), 3) for progress in (0, 0.5, 1)]
+    [0.2, 0.55, 0.9]
+    """
+    return start + (end - start) * min(1.0, progress)

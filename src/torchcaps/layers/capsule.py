@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from torchcaps.functional import Capsules
-from torchcaps.routing import LinearVotes, Routing, SharedRouting, UniformRouting
+from torchcaps.routing import LinearVotes, Routing, SharedRouting, UniformRouting, Votes
 
 
 class CapsuleLayer(nn.Module):
     """The weights W_ij between two layers of capsules, and the routing that combines the votes they give."""
+
+    make_votes: ClassVar[Callable[[Tensor, Tensor], Votes]] = LinearVotes
+    """From poses and weights to votes; benchmarks put the dense form here to compare with."""
 
     def __init__(
         self,
@@ -30,7 +36,7 @@ class CapsuleLayer(nn.Module):
 
     def forward(self, poses: Tensor, activations: Tensor) -> Capsules:
         """(B, I, D), (B, I) -> capsules (B, J, E)."""
-        routed: Capsules = self.routing(LinearVotes(poses, self.weight), activations)
+        routed: Capsules = self.routing(type(self).make_votes(poses, self.weight), activations)
         return routed
 
     @torch.no_grad()

@@ -30,4 +30,4 @@ class PrimaryCapsules(nn.Module):
 
     def group(self, places: Tensor) -> Capsules:
         """Channels-last convolution outputs (B, H', W', types * size) -> capsules (B, H' * W' * types, size)."""
-        return capsules_from_totals(places.reshape(len(places), -1, self.size))
+        return capsules_from_totals(places.reshape(places.shape[0], -1, self.size))

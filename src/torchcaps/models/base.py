@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from torchcaps.errors import UserError
-from torchcaps.functional import Capsules
+from torchcaps.functional import Capsules, at_least_float32, margin_loss
 from torchcaps.layers import CapsuleLayer, Decoder
 from torchcaps.routing import DiscriminativeRouting
 
@@ -28,12 +29,22 @@ class Output(NamedTuple):
 class Network(nn.Module, ABC):
     """Images in [0, 1] -> primary capsules -> class capsules, and back to images if there is a decoder."""
 
-    classes: int
-    present: int
-    """How many classes an image shows."""
     decoder: Decoder | None
     map_shape: tuple[int, int, int]
     """(rows, columns, types) of the primary capsules, in the order of their numbering."""
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, classes: int, *, present: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        """``present`` is how many classes an image shows; ``mean`` and ``std`` normalise each channel."""
+        super().__init__()
+        self.classes = classes
+        self.present = present
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
 
     @abstractmethod
     def primary_capsules(self, images: Tensor) -> Capsules:
@@ -50,6 +61,13 @@ class Network(nn.Module, ABC):
         if self.decoder is not None and labels is not None:
             reconstructions = self.decoder(capsules.poses, labels)
         return Output(capsules, reconstructions)
+
+    def loss(self, capsules: Capsules, present: Tensor, progress: float) -> Tensor:
+        """What training descends for the class capsules, given the classes present (B, J).
+
+        ``progress`` is how far training has come, from 0 to 1.
+        """
+        return margin_loss(at_least_float32(capsules.activations), present)
 
     def predict(self, capsules: Capsules) -> Tensor:
         """The classes (B, K) with the longest capsules, longest first."""
@@ -73,9 +91,20 @@ class Network(nn.Module, ABC):
         return network
 
     def folded(self) -> Self:
-        """A copy for inference, with shared coefficients multiplied into the weights."""
+        """A copy for inference, with shared coefficients multiplied into the weights; later changes do not reach it."""
         network = copy.deepcopy(self).eval().requires_grad_(False)
         for module in network.modules():
             if isinstance(module, CapsuleLayer):
                 module.fold()
         return network
+
+
+def check_image_size(image_shape: tuple[int, int, int], kernel: int) -> None:
+    """Refuse images that two convolutions with this kernel leave nothing of."""
+    _, height, width = image_shape
+    smallest = 2 * kernel - 1
+    if min(height, width) < smallest:
+        raise UserError(
+            f"Images of {height}x{width} are too small for two {kernel}x{kernel} convolutions: "
+            f"the smallest size is {smallest}x{smallest}. Enlarge them, or choose a smaller kernel."
+        )

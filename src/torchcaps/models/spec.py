@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.capsnet import CapsuleNetwork
+from torchcaps.models.cnn import ConvolutionalNetwork
+from torchcaps.models.matrix import SMALL_SIZES, MatrixCapsuleNetwork
 from torchcaps.routing import make_routing
 from torchcaps.storage import DamagedFile, read_tensors, write_tensors
 
@@ -22,6 +25,7 @@ class NetworkSpec:
     source_shape: tuple[int, int, int]
     """(C, H, W) of the data set's images, before the centre is cut out."""
     classes: tuple[str, ...]
+    model: str = "capsnet"
     routing: str
     routing_settings: dict[str, Any] = field(default_factory=dict)
     fit: str = "stretch"
@@ -36,27 +40,13 @@ class NetworkSpec:
     kernel: int = 9
     negative_slope: float = 0.0
     weight_std: float | None = None
+    kept_capsules: tuple[int, ...] | None = None
+    matrix_sizes: tuple[int, int, int, int] = SMALL_SIZES
     decoder: bool = True
 
     def build(self) -> Network:
         """The network with fresh weights, drawn from torch's global random numbers."""
-        return CapsuleNetwork(
-            self.image_shape,
-            len(self.classes),
-            [make_routing(self.routing, **self.routing_settings) for _ in range(len(self.hidden) + 1)],
-            hidden=self.hidden,
-            conv_channels=self.conv_channels,
-            primary_capsules=self.primary_capsules,
-            primary_size=self.primary_size,
-            class_size=self.class_size,
-            kernel=self.kernel,
-            negative_slope=self.negative_slope,
-            weight_std=self.weight_std,
-            decoder=self.decoder,
-            present=self.present,
-            mean=self.mean,
-            std=self.std,
-        )
+        return MODELS[self.model](self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> NetworkSpec:
@@ -64,6 +54,59 @@ class NetworkSpec:
         tuples = {key: tuple(value) for key, value in stored.items() if isinstance(value, list)}
         tuples["hidden"] = tuple((capsules, size) for capsules, size in stored["hidden"])
         return cls(**{**stored, **tuples})
+
+
+def _capsnet(spec: NetworkSpec) -> Network:
+    return CapsuleNetwork(
+        spec.image_shape,
+        len(spec.classes),
+        [make_routing(spec.routing, **spec.routing_settings) for _ in range(len(spec.hidden) + 1)],
+        hidden=spec.hidden,
+        conv_channels=spec.conv_channels,
+        primary_capsules=spec.primary_capsules,
+        primary_size=spec.primary_size,
+        class_size=spec.class_size,
+        kernel=spec.kernel,
+        negative_slope=spec.negative_slope,
+        weight_std=spec.weight_std,
+        kept_capsules=spec.kept_capsules,
+        decoder=spec.decoder,
+        present=spec.present,
+        mean=spec.mean,
+        std=spec.std,
+    )
+
+
+def _matrix(spec: NetworkSpec) -> Network:
+    return MatrixCapsuleNetwork(
+        spec.image_shape,
+        len(spec.classes),
+        sizes=spec.matrix_sizes,
+        iterations=spec.routing_settings["iterations"],
+        decoder=spec.decoder,
+        present=spec.present,
+        mean=spec.mean,
+        std=spec.std,
+    )
+
+
+def _cnn(spec: NetworkSpec) -> Network:
+    return ConvolutionalNetwork(
+        spec.image_shape,
+        len(spec.classes),
+        conv_channels=spec.conv_channels,
+        second_channels=spec.primary_capsules * spec.primary_size,
+        class_size=spec.class_size,
+        kernel=spec.kernel,
+        negative_slope=spec.negative_slope,
+        decoder=spec.decoder,
+        present=spec.present,
+        mean=spec.mean,
+        std=spec.std,
+    )
+
+
+MODELS: dict[str, Callable[[NetworkSpec], Network]] = {"capsnet": _capsnet, "matrix": _matrix, "cnn": _cnn}
 
 
 def save_network(path: Path, network: Network, spec: NetworkSpec) -> None:

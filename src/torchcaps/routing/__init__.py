@@ -8,17 +8,21 @@ from typing import Any
 
 from torchcaps.errors import UserError
 from torchcaps.routing.base import Routing, SharedRouting
+from torchcaps.routing.clustering import ClusteringRouting, clustering_objective, clustering_routing
 from torchcaps.routing.discriminative import DiscriminativeRouting, L1Routing, L2Routing
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
+from torchcaps.routing.em import EMRouting, em_routing
 from torchcaps.routing.learned import LearnedRouting
 from torchcaps.routing.uniform import UniformRouting
 from torchcaps.routing.votes import DenseVotes, LinearVotes, Votes
 
 __all__ = [
     "ROUTINGS",
+    "ClusteringRouting",
     "DenseVotes",
     "DiscriminativeRouting",
     "DynamicRouting",
+    "EMRouting",
     "L1Routing",
     "L2Routing",
     "LearnedRouting",
@@ -27,7 +31,10 @@ __all__ = [
     "SharedRouting",
     "UniformRouting",
     "Votes",
+    "clustering_objective",
+    "clustering_routing",
     "dynamic_routing",
+    "em_routing",
     "make_routing",
 ]
 
@@ -37,6 +44,8 @@ ROUTINGS: dict[str, type[Routing]] = {
     "dynamic": DynamicRouting,
     "uniform": UniformRouting,
     "learned": LearnedRouting,
+    "em": EMRouting,
+    "clustering": ClusteringRouting,
 }
 
 

@@ -68,7 +68,7 @@ class LinearVotes(Votes):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         I, _, J, E = self._weight.shape
-        return len(self._poses), I, J, E
+        return self._poses.shape[0], I, J, E  # not len(), which export would take for a constant
 
     def dense(self) -> Tensor:
         return functional.votes(self._poses, self._weight)

@@ -1,0 +1,77 @@
+"""Routing as regularised clustering (Wang and Liu, "An optimization view on dynamic routing between capsules").
+
+Votes are shared out among the output capsules so that they point the way their capsule does, while each input
+capsule's shares stay close to even:
+
+    minimise over c, s:   −Σ_ij c_ij û_j|i · s_j + α Σ_i KL(c_i ‖ even shares),   Σ_j c_ij = 1,   ‖s_j‖ ≤ 1.
+
+Given one of c and s, the best other is a closed form; the two in turn are coordinate descent.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.functional import Capsules
+from torchcaps.routing.base import Routing
+from torchcaps.routing.votes import Votes
+
+
+def clustering_objective(votes: Votes, coefficients: Tensor, directions: Tensor, *, alpha: float) -> Tensor:
+    """What the routing minimises, for each image: shares (B, I, J), directions (B, J, E) -> (B,)."""
+    agreement = (coefficients * votes.agreement(directions)).sum((1, 2))
+    negative_entropy = torch.xlogy(coefficients, coefficients).sum((1, 2))
+    divergence = negative_entropy + votes.shape[1] * math.log(votes.shape[2])
+    return alpha * divergence - agreement
+
+
+def best_coefficients(votes: Votes, directions: Tensor, *, alpha: float) -> Tensor:
+    """The shares (B, I, J) that minimise the objective, given the directions (B, J, E)."""
+    return (votes.agreement(directions) / alpha).softmax(2)
+
+
+def best_directions(totals: Tensor) -> Tensor:
+    """The directions (B, J, E) that minimise the objective, given Σ_i c_ij û_j|i: theirs, at length one."""
+    return F.normalize(totals, dim=-1, eps=1e-6)
+
+
+def clustering_routing(votes: Votes, *, iterations: int = 3, alpha: float = 1.0) -> Capsules:
+    """Coordinate descent from even shares, ``iterations`` times; no dense votes are held."""
+    totals = votes.combine(1.0 / votes.shape[2])
+    for _ in range(iterations - 1):
+        totals = votes.combine(best_coefficients(votes, best_directions(totals), alpha=alpha))
+    lengths = torch.linalg.vector_norm(totals, dim=-1)  # (B, J)
+    # One factor for all capsules of an image keeps their lengths in proportion, and below one.
+    shrink = 1 / (1 + lengths.amax(1, keepdim=True))
+    return Capsules(totals * shrink.unsqueeze(-1), lengths * shrink, totals)
+
+
+@final
+class ClusteringRouting(Routing):
+    """Dynamic routing as the descent of an objective, with ``alpha`` the pull towards even shares.
+
+    Differs from the paper: there a vote is divided by the norm of its matrix W_ij, here it is taken as it
+    comes, so that ``alpha`` is in the units of a vote; the divergence is from even shares, which differs from
+    the paper's entropy by a constant. The last step, one factor 1 / (1 + the longest length) for all capsules
+    of an image, is our reading of how capsules are brought below length one. With
+    Σ_i c_ij û_j|i = 0 every direction is as good, and none is taken.
+    """
+
+    weight_std = 0.1
+
+    def __init__(self, *, iterations: int = 3, alpha: float = 1.0) -> None:
+        super().__init__()
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, not {iterations}")
+        if not alpha > 0:
+            raise ValueError(f"alpha must be above zero, not {alpha}")
+        self.iterations = iterations
+        self.alpha = alpha
+
+    def forward(self, votes: Votes, activations: Tensor) -> Capsules:
+        return clustering_routing(votes, iterations=self.iterations, alpha=self.alpha)

@@ -1,0 +1,111 @@
+import math
+
+import pytest
+import torch
+
+from torchcaps.routing import ClusteringRouting, DenseVotes, LinearVotes, clustering_objective, clustering_routing
+from torchcaps.routing.clustering import best_coefficients, best_directions
+
+
+def test_two_iterations_by_loops():
+    votes = torch.randn(4, 3, 2, dtype=torch.float64)  # I, J, E
+    alpha = 0.4
+    totals = [sum(votes[i, j] for i in range(4)) / 3 for j in range(3)]
+    directions = [total / math.sqrt(float(total @ total)) for total in totals]
+    shares = [[math.exp(float(votes[i, j] @ directions[j]) / alpha) for j in range(3)] for i in range(4)]
+    totals = [sum(shares[i][j] / sum(shares[i]) * votes[i, j] for i in range(4)) for j in range(3)]
+    lengths = [math.sqrt(float(total @ total)) for total in totals]
+
+    routed = clustering_routing(DenseVotes(votes[None]), iterations=2, alpha=alpha)
+    torch.testing.assert_close(routed.totals[0], torch.stack(totals))
+    torch.testing.assert_close(routed.poses[0], torch.stack(totals) / (1 + max(lengths)))
+    torch.testing.assert_close(routed.activations[0], routed.poses[0].norm(dim=-1))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_no_step_raises_the_objective(alpha, scale):
+    votes = DenseVotes(scale * torch.randn(20, 7, 4, 5, dtype=torch.float64))
+    coefficients = torch.full((20, 7, 4), 0.25, dtype=torch.float64)
+    directions = best_directions(votes.combine(coefficients))
+    objectives = [clustering_objective(votes, coefficients, directions, alpha=alpha)]
+    for _ in range(10):
+        coefficients = best_coefficients(votes, directions, alpha=alpha)
+        objectives.append(clustering_objective(votes, coefficients, directions, alpha=alpha))
+        directions = best_directions(votes.combine(coefficients))
+        objectives.append(clustering_objective(votes, coefficients, directions, alpha=alpha))
+    steps = torch.stack(objectives).diff(dim=0)
+    assert (steps <= 1e-12 * scale * 7).all()
+    assert (objectives[-1] < objectives[0]).all()
+
+
+def test_each_step_is_the_best_one():
+    votes = DenseVotes(torch.randn(1, 5, 3, 4, dtype=torch.float64))
+    directions = best_directions(torch.randn(1, 3, 4, dtype=torch.float64))
+    coefficients = best_coefficients(votes, directions, alpha=0.5)
+    least = clustering_objective(votes, coefficients, directions, alpha=0.5)
+    for _ in range(50):
+        others = (coefficients.log() + 0.3 * torch.randn_like(coefficients)).softmax(2)
+        assert clustering_objective(votes, others, directions, alpha=0.5) > least
+    least = clustering_objective(votes, coefficients, best_directions(votes.combine(coefficients)), alpha=0.5)
+    for _ in range(50):
+        others = best_directions(torch.randn_like(directions)) * torch.rand(1, 3, 1, dtype=torch.float64)
+        assert clustering_objective(votes, coefficients, others, alpha=0.5) > least
+
+
+def test_even_shares_have_no_divergence():
+    votes = DenseVotes(torch.zeros(2, 5, 4, 3))
+    even = torch.full((2, 5, 4), 0.25)
+    torch.testing.assert_close(clustering_objective(votes, even, torch.zeros(2, 4, 3), alpha=3.0), torch.zeros(2))
+    decided = torch.nn.functional.one_hot(torch.zeros(2, 5, dtype=torch.long), 4).float()
+    objective = clustering_objective(votes, decided, torch.zeros(2, 4, 3), alpha=3.0)
+    torch.testing.assert_close(objective, torch.full((2,), 3.0 * 5 * math.log(4)))
+
+
+def test_without_votes_equals_with_votes_and_so_do_the_gradients():
+    poses = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    linear = LinearVotes(poses, weight)
+    outcomes = [clustering_routing(votes).poses for votes in (linear, DenseVotes(linear.dense()))]
+    torch.testing.assert_close(*outcomes)
+    upstream = torch.randn_like(outcomes[0])
+    gradients = [torch.autograd.grad(each, [poses, weight], upstream, retain_graph=True) for each in outcomes]
+    torch.testing.assert_close(*gradients)
+
+
+def test_gradients():
+    votes = torch.randn(2, 4, 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda votes: clustering_routing(DenseVotes(votes), alpha=0.5), [votes])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-7, 1e12])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_nothing_overflows(scale, autocast):
+    poses = (scale * torch.randn(3, 6, 4)).requires_grad_()
+    weight = torch.randn(6, 4, 5, 3).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        routed = clustering_routing(LinearVotes(poses, weight))
+        assert all(each.isfinite().all() for each in routed)
+        gradients = torch.autograd.grad(routed.activations.sum(), [poses, weight])
+    assert all(each.isfinite().all() for each in gradients)
+    assert (routed.activations <= 1).all()
+
+
+def test_the_order_of_the_input_capsules_does_not_matter():
+    votes = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    order = torch.randperm(6)
+    torch.testing.assert_close(clustering_routing(DenseVotes(votes)), clustering_routing(DenseVotes(votes[:, order])))
+
+
+def test_an_image_does_not_depend_on_its_neighbours():
+    votes = torch.randn(4, 6, 3, 4)
+    routing = ClusteringRouting(iterations=4)
+    together = routing(DenseVotes(votes), torch.ones(4, 6))
+    alone = routing(DenseVotes(votes[1:2]), torch.ones(1, 6))
+    torch.testing.assert_close(together.poses[1:2], alone.poses)
+
+
+@pytest.mark.parametrize("settings", [{"iterations": 0}, {"alpha": 0.0}])
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="must be"):
+        ClusteringRouting(**settings)
