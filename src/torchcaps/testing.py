@@ -1,0 +1,221 @@
+"""The contract of a routing, as checks that anyone can run on their own.
+
+>>> from torchcaps.routing import UniformRouting
+>>> check_routing(UniformRouting, only=["shapes", "batch_independence"])
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from torchcaps.functional import Capsules, margin_loss, multi_hot, squash
+from torchcaps.layers import CapsuleLayer
+from torchcaps.routing import Routing
+
+MakeRouting = Callable[[], Routing]
+
+B, I, J, D, E = 4, 6, 5, 3, 4
+
+
+def check_routing(make: MakeRouting, *, only: Iterable[str] | None = None) -> None:
+    """Run the contract on a routing, given its class or a function that makes one with all its defaults.
+
+    Raises ``AssertionError`` at the first check that fails. ``only`` names some of :data:`CONTRACT`.
+    """
+    for name in CONTRACT if only is None else only:
+        try:
+            CONTRACT[name](make)
+        except Exception as error:
+            raise AssertionError(f"{make} does not keep the contract on {name.replace('_', ' ')}: {error}") from error
+
+
+def _layer(make: MakeRouting, *, seed: int = 0) -> CapsuleLayer:
+    torch.manual_seed(seed)
+    return CapsuleLayer(I, D, J, E, make(), weight_std=0.5)
+
+
+def _inputs(dtype: torch.dtype = torch.float32, *, batch: int = B) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    poses = squash(torch.randn(batch, I, D, generator=generator, dtype=torch.float64)).to(dtype)
+    return poses, torch.linalg.vector_norm(poses, dim=-1)
+
+
+def _check_capsules(capsules: Capsules, batch: int = B) -> None:
+    assert capsules.poses.shape == (batch, J, E), f"poses have shape {tuple(capsules.poses.shape)}"
+    assert capsules.totals.shape == (batch, J, E), f"totals have shape {tuple(capsules.totals.shape)}"
+    assert capsules.activations.shape == (batch, J), f"activations have shape {tuple(capsules.activations.shape)}"
+    for each in capsules:
+        assert each.isfinite().all(), "not all numbers are finite"
+    assert (capsules.activations >= 0).all(), "an activation is negative"
+    assert (capsules.activations <= 1).all(), "an activation is above 1"
+
+
+def check_shapes(make: MakeRouting) -> None:
+    """(B, I, D) -> (B, J, E), for any batch size, with activations in [0, 1]."""
+    layer = _layer(make)
+    for batch in (1, B):
+        _check_capsules(layer(*_inputs(batch=batch)), batch)
+
+
+def check_dtypes(make: MakeRouting) -> None:
+    """float64 agrees with float32; bfloat16 autocast gives finite numbers and gradients."""
+    layer = _layer(make)
+    single = layer(*_inputs())
+    assert single.poses.dtype == torch.float32
+    double = _layer(make).double()(*_inputs(torch.float64))
+    assert double.poses.dtype == torch.float64, "float64 in, something else out"
+    assert_close(double.poses.float(), single.poses, rtol=1e-3, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = layer(*_inputs())
+    _check_capsules(rough)
+    torch.autograd.backward(rough.activations.float().sum())
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isfinite().all(), "a gradient under autocast is not finite"
+
+
+def check_gradients(make: MakeRouting) -> None:
+    """The gradients of poses and activations are right: by finite differences, in float64."""
+    layer = _layer(make).double()
+    poses, activations = _inputs(torch.float64, batch=2)
+
+    def outputs(poses: Tensor, activations: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        capsules = torch.func.functional_call(layer, {"weight": weight}, (poses, activations))
+        return capsules.poses, capsules.activations
+
+    inputs = [poses.requires_grad_(), activations.detach().requires_grad_(), layer.weight.detach().requires_grad_()]
+    assert torch.autograd.gradcheck(outputs, inputs, atol=1e-5)
+
+
+def check_zero_input(make: MakeRouting) -> None:
+    """Capsules that are all zero give finite outputs and gradients."""
+    layer = _layer(make)
+    poses = torch.zeros(2, I, D, requires_grad=True)
+    capsules = layer(poses, torch.zeros(2, I))
+    _check_capsules(capsules, 2)
+    torch.autograd.backward(capsules.poses.sum() + capsules.activations.sum())
+    assert poses.grad is not None
+    assert poses.grad.isfinite().all(), "the gradient at zero is not finite"
+
+
+def check_input_order(make: MakeRouting) -> None:
+    """The order in which input capsules are numbered does not matter, as long as nothing is learned yet."""
+    layer = _layer(make)
+    poses, activations = _inputs()
+    expected = layer(poses, activations)
+    order = torch.randperm(I)
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight[order].clone())
+    assert_close(layer(poses[:, order], activations[:, order]), expected, rtol=1e-4, atol=1e-5)
+
+
+def check_output_order(make: MakeRouting) -> None:
+    """Numbering the output capsules otherwise numbers the results otherwise, and changes nothing else."""
+    layer = _layer(make)
+    poses, activations = _inputs()
+    expected = layer(poses, activations)
+    order = torch.randperm(J)
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight[:, :, order].clone())
+    permuted = Capsules(*(each[:, order] for each in expected))
+    assert_close(layer(poses, activations), permuted, rtol=1e-4, atol=1e-5)
+
+
+def check_batch_independence(make: MakeRouting) -> None:
+    """At inference the result for an image does not depend on the images beside it."""
+    layer = _layer(make).eval()
+    poses, activations = _inputs()
+    with torch.no_grad():
+        together = layer(poses, activations)
+        for image in range(B):
+            alone = layer(poses[image : image + 1], activations[image : image + 1])
+            assert_close(alone.poses[0], together.poses[image], rtol=1e-4, atol=1e-6)
+
+
+def check_evaluation(make: MakeRouting) -> None:
+    """In evaluation the same input gives the same bits, without labels, and leaves the layer as it was."""
+    layer = _layer(make).eval()
+    before = {name: each.clone() for name, each in layer.state_dict().items()}
+    with torch.no_grad():
+        first, second = (layer(*_inputs()) for _ in range(2))
+    assert_close(first, second, rtol=0, atol=0)
+    assert_close(dict(layer.state_dict()), before, rtol=0, atol=0)
+
+
+def check_saving(make: MakeRouting) -> None:
+    """What :meth:`state_dict` holds is all that a new layer needs to give the same answers."""
+    layer = _layer(make)
+    for each in layer.parameters():
+        nn.init.normal_(each, std=0.3)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = _layer(make, seed=9)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert_close(other(*_inputs()), layer(*_inputs()), rtol=0, atol=0)
+
+
+def check_folding(make: MakeRouting) -> None:
+    """Folding shared coefficients into the weights changes no answer."""
+    layer = _layer(make).eval()
+    with torch.no_grad():
+        expected = layer(*_inputs())
+        layer.fold()
+        assert_close(layer(*_inputs()), expected, rtol=1e-4, atol=1e-6)
+
+
+def check_compilation(make: MakeRouting) -> None:
+    """``torch.compile`` captures the layer whole, and the result is the same."""
+    layer = _layer(make)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert_close(tuple(compiled(*_inputs())), tuple(layer(*_inputs())), rtol=1e-4, atol=1e-5)
+
+
+def check_export(make: MakeRouting) -> None:
+    """``torch.export`` captures the layer with any batch size."""
+    layer = _layer(make).eval()
+    size = {0: torch.export.Dim("batch", min=2, max=64)}
+    program = torch.export.export(layer, _inputs(), dynamic_shapes=(size, size))
+    inputs = _inputs(batch=B + 3)
+    assert_close(tuple(program.module()(*inputs)), tuple(layer(*inputs)), rtol=1e-4, atol=1e-5)
+
+
+def check_learning(make: MakeRouting) -> None:
+    """A layer learns to tell classes apart that are marked by the direction of one capsule."""
+    torch.manual_seed(0)
+    layer = CapsuleLayer(I, D, J, E, make())
+    directions = 2 * torch.randn(J, I, D)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    error = 1.0
+    for step in range(300):
+        labels = torch.randint(J, (32, 1))
+        poses = squash(directions[labels[:, 0]] + 0.5 * torch.randn(32, I, D))
+        activations: Tensor = layer(poses, torch.linalg.vector_norm(poses, dim=-1)).activations
+        error = float((activations.argmax(1) != labels[:, 0]).float().mean())
+        if step >= 50 and error == 0:
+            return
+        optimizer.zero_grad()
+        torch.autograd.backward(margin_loss(activations, multi_hot(labels, J)))
+        optimizer.step()
+    raise AssertionError(f"after 300 steps {100 * error:.0f} % of the images are still wrong")
+
+
+CONTRACT: dict[str, Callable[[MakeRouting], None]] = {
+    "shapes": check_shapes,
+    "dtypes": check_dtypes,
+    "gradients": check_gradients,
+    "zero_input": check_zero_input,
+    "input_order": check_input_order,
+    "output_order": check_output_order,
+    "batch_independence": check_batch_independence,
+    "evaluation": check_evaluation,
+    "saving": check_saving,
+    "folding": check_folding,
+    "compilation": check_compilation,
+    "export": check_export,
+    "learning": check_learning,
+}
