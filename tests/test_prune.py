@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from torchcaps.errors import UserError
+from torchcaps.models import NetworkSpec, load_network, save_network
+from torchcaps.prune import prune
+
+SPEC = NetworkSpec(
+    image_shape=(1, 21, 23),
+    source_shape=(1, 21, 23),
+    classes=("a", "b", "c"),
+    routing="l1",
+    conv_channels=4,
+    primary_capsules=5,
+)
+
+
+def sparse_network(spec: NetworkSpec = SPEC):
+    network = spec.build()
+    coefficients = network.layers[0].routing.coefficients.data
+    coefficients.normal_()
+    by_type = coefficients.view(*network.map_shape, -1)
+    by_type[:, :, 1] = 0  # a type that is used nowhere
+    by_type[:, :, 3] = 0
+    by_type[0, 1, 2] = 0  # a single capsule that is not used
+    by_type[1, 1, 4, 0] = 0  # used by some classes only
+    return network
+
+
+@pytest.mark.parametrize("hidden", [(), ((6, 4),)])
+def test_the_smaller_network_gives_the_same_answers(hidden, tmp_path):
+    spec = NetworkSpec(**{**SPEC.__dict__, "hidden": hidden})
+    network = sparse_network(spec)
+    pruned = prune(network, spec)
+    places = network.map_shape[0] * network.map_shape[1]
+    assert pruned.types_removed == 2
+    assert pruned.capsules_removed == 2 * places + 1
+    assert pruned.network.primary.conv.weight.shape[0] == 3 * 8
+    images = torch.rand(4, 1, 21, 23)
+    torch.testing.assert_close(pruned.network(images).capsules, network(images).capsules, rtol=1e-4, atol=1e-6)
+    save_network(tmp_path / "model.safetensors", pruned.network, pruned.spec)
+    loaded, _ = load_network(tmp_path / "model.safetensors")
+    torch.testing.assert_close(loaded(images).capsules, pruned.network(images).capsules, rtol=0, atol=0)
+    torch.testing.assert_close(loaded.folded()(images).capsules, network(images).capsules, rtol=1e-4, atol=1e-6)
+
+
+def test_a_pruned_network_can_be_pruned_again():
+    once = prune(sparse_network(), SPEC)
+    once.network.layers[0].routing.coefficients.data[:4] = 0
+    twice = prune(once.network, once.spec)
+    assert twice.capsules_removed == 4
+    images = torch.rand(2, 1, 21, 23)
+    torch.testing.assert_close(twice.network(images).capsules, once.network(images).capsules, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_removed_from_a_dense_network():
+    network = SPEC.build()
+    pruned = prune(network, SPEC)
+    assert (pruned.types_removed, pruned.capsules_removed) == (0, 0)
+    assert pruned.spec == SPEC
+
+
+@pytest.mark.parametrize("changes", [{"routing": "dynamic"}, {"routing": "uniform"}, {"model": "cnn"}])
+def test_a_network_without_coefficients_cannot_be_pruned(changes):
+    spec = NetworkSpec(**{**SPEC.__dict__, **changes})
+    with pytest.raises(UserError, match=r"nothing to prune|Only the capsnet"):
+        prune(spec.build(), spec)
+
+
+def test_a_network_with_only_zeros_is_refused():
+    network = SPEC.build()
+    network.layers[0].routing.coefficients.data.zero_()
+    with pytest.raises(UserError, match="learned nothing"):
+        prune(network, SPEC)
