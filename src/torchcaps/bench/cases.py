@@ -1,0 +1,183 @@
+"""What is measured: one training step, one forward pass, or one step of a class-capsule layer alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from torchcaps import functional
+from torchcaps.data import Batch
+from torchcaps.functional import class_signs, discriminative_power, margin_loss, multi_hot
+from torchcaps.layers import CapsuleLayer
+from torchcaps.models import CapsuleNetwork, capsnet
+from torchcaps.ops import keep_memory
+from torchcaps.routing import DenseVotes, DiscriminativeRouting, make_routing
+from torchcaps.train import TrainOptions
+from torchcaps.train.algorithm import AlternatingTrainer
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of the paper's networks."""
+
+    image_shape: tuple[int, int, int]
+    primary_capsules: int
+    negative_slope: float
+    decoder: bool
+    present: int = 1
+
+    def build(self, routing: str) -> CapsuleNetwork:
+        return CapsuleNetwork(
+            self.image_shape,
+            10,
+            [make_routing(routing)],
+            primary_capsules=self.primary_capsules,
+            negative_slope=self.negative_slope,
+            decoder=self.decoder,
+            present=self.present,
+        )
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "mnist": Architecture((1, 28, 28), 32, 0.0, decoder=True),
+    "multi-mnist": Architecture((1, 36, 36), 32, 0.0, decoder=True, present=2),
+    "cifar-10-24": Architecture((3, 24, 24), 64, 0.2, decoder=False),
+    "cifar-10-32": Architecture((3, 32, 32), 64, 0.2, decoder=False),
+}
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """Something to measure, in a process of its own."""
+
+    routing: str
+    batch_size: int
+    threads: int
+    ordinary: bool = False
+    """Library convolutions, all votes in memory, the allocator as it comes: what everyone writes."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.routing}, ordinary" if self.ordinary else self.routing
+
+    def prepare(self) -> Callable[[], object]:
+        """Set up this process and return what is to be timed, to be called any number of times."""
+        torch.set_num_threads(self.threads)
+        torch.manual_seed(0)
+        if self.ordinary:
+            capsnet.conv_pair = _ordinary_conv_pair  # type: ignore[attr-defined]
+            CapsuleLayer.make_votes = _dense_votes
+        else:
+            keep_memory()
+        return self._work()
+
+    @abstractmethod
+    def _work(self) -> Callable[[], object]: ...
+
+
+@dataclass(frozen=True)
+class TrainingStep(Case):
+    """One iteration of Algorithm 1 on one of the paper's networks."""
+
+    architecture: str = "mnist"
+    alternation: str = "fused"
+
+    @property
+    def label(self) -> str:
+        return super().label + (", strict" if self.alternation == "strict" else "")
+
+    def _work(self) -> Callable[[], object]:
+        architecture = ARCHITECTURES[self.architecture]
+        options = TrainOptions(routing=self.routing, reconstruction=architecture.decoder, alternation=self.alternation)
+        network = architecture.build(self.routing)
+        fabric = Fabric(accelerator="cpu", devices=1)
+        trainer = AlternatingTrainer(fabric, network, options, total_steps=10**6)
+        batch = _random_batch(architecture, self.batch_size)
+        return lambda: trainer.step(batch, 0)
+
+
+@dataclass(frozen=True)
+class Inference(Case):
+    """Classification of a batch, with coefficients folded and kernels transformed beforehand."""
+
+    architecture: str = "mnist"
+
+    def _work(self) -> Callable[[], object]:
+        architecture = ARCHITECTURES[self.architecture]
+        network = architecture.build(self.routing).eval()
+        if not self.ordinary:
+            network = network.folded()
+        images = _random_batch(architecture, self.batch_size).images
+        return torch.inference_mode()(lambda: network(images).capsules.activations)
+
+
+@dataclass(frozen=True)
+class ClassLayerStep(Case):
+    """Forward, backward, ascent and Adam on a class-capsule layer alone, with any number of classes."""
+
+    classes: int = 10
+    inputs: int = 1152
+    input_size: int = 8
+    output_size: int = 16
+
+    def _work(self) -> Callable[[], object]:
+        routing = make_routing(self.routing)
+        layer = CapsuleLayer(self.inputs, self.input_size, self.classes, self.output_size, routing)
+        poses = functional.squash(torch.randn(self.batch_size, self.inputs, self.input_size)).requires_grad_()
+        activations = torch.linalg.vector_norm(poses.detach(), dim=-1)
+        present = multi_hot(torch.randint(self.classes, (self.batch_size, 1)), self.classes)
+        optimizer = torch.optim.Adam([layer.weight], fused=True)
+
+        def step() -> None:
+            capsules = layer(poses, activations)
+            loss = margin_loss(capsules.activations, present)
+            direction: Tensor | None = None
+            if isinstance(routing, DiscriminativeRouting):
+                objective = discriminative_power(capsules.totals, class_signs(present)) - routing.regulariser()
+                (direction,) = torch.autograd.grad(objective, routing.coefficients, retain_graph=True)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            if isinstance(routing, DiscriminativeRouting) and direction is not None:
+                routing.coefficients.data.add_(direction, alpha=1e-3)
+
+        return step
+
+    def state_mb(self) -> float:
+        """Weights, gradients and Adam's two moments, and the poses with their gradient."""
+        weights = self.inputs * self.input_size * self.classes * self.output_size
+        return 4 * (4 * weights + 2 * self.batch_size * self.inputs * self.input_size) / 2**20
+
+    def votes_mb(self) -> float:
+        return 4 * self.batch_size * self.inputs * self.classes * self.output_size / 2**20
+
+
+def _random_batch(architecture: Architecture, size: int) -> Batch:
+    images = torch.rand(size, *architecture.image_shape)
+    labels = torch.rand(size, 10).topk(architecture.present).indices
+    return Batch(images, labels, images[:, None].expand(-1, architecture.present, -1, -1, -1))
+
+
+def _ordinary_conv_pair(
+    images: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    stride: int,
+    negative_slope: float = 0.0,
+    kernel: object = None,
+) -> Tensor:
+    features = F.leaky_relu(F.conv2d(images, weight1, bias1), negative_slope)
+    return F.conv2d(features, weight2, bias2, stride).permute(0, 2, 3, 1)
+
+
+def _dense_votes(poses: Tensor, weight: Tensor) -> DenseVotes:
+    return DenseVotes(functional.votes(poses, weight))

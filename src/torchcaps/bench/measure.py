@@ -1,0 +1,158 @@
+"""Timing cases in turns, each in a process of its own so that its memory can be read from the operating system."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from torchcaps.bench.cases import Case
+from torchcaps.errors import UserError
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The outcome of one case."""
+
+    case: Case
+    seconds: tuple[float, ...]
+    """One entry for each round; empty if the case did not fit into memory."""
+    memory_mb: float
+    """The most memory held beyond what the process had before the case was set up."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds) if self.seconds else float("nan")
+
+    @property
+    def spread(self) -> float:
+        """Half the range over the rounds, relative to the median."""
+        return (max(self.seconds) - min(self.seconds)) / 2 / self.median if self.seconds else float("nan")
+
+    @property
+    def images_per_second(self) -> float:
+        return self.case.batch_size / self.median
+
+
+class Worker:
+    """A process that has a case set up and runs it when told."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, case), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, calls: int) -> float:
+        """Seconds a call, over some calls in a row."""
+        self._pipe.send(calls)
+        return float(self._pipe.recv())
+
+    def finish(self) -> float:
+        """End the process; returns its memory in MB."""
+        self._pipe.send(0)
+        memory = float(self._pipe.recv())
+        self._process.join()
+        return memory
+
+
+def _serve(pipe: Connection, case: Case) -> None:
+    before = _peak_memory_mb()
+    work = case.prepare()
+    while calls := pipe.recv():
+        started = time.perf_counter()
+        for _ in range(calls):
+            work()
+        pipe.send((time.perf_counter() - started) / calls)
+    pipe.send(_peak_memory_mb() - before)
+
+
+def _peak_memory_mb() -> float:
+    """The most memory this process has held, as the operating system counts it."""
+    from torchcaps.train.environment import peak_memory_mb
+
+    return peak_memory_mb(torch.device("cpu"))
+
+
+def measure(
+    cases: Sequence[Case], *, rounds: int, seconds: float = 1.0, say: Callable[[str], None] = print
+) -> list[Measurement]:
+    """Measure the cases in turns, ``rounds`` times, so that whatever slows the machine slows them all.
+
+    Each turn lasts about ``seconds``. A case that dies for want of memory has no times.
+    """
+    with _quiet_exit():
+        workers: list[Worker | None] = [Worker(case) for case in cases]
+        calls = [1] * len(cases)
+        for index, worker in enumerate(workers):
+            try:
+                if worker is not None:
+                    worker.ask(1)  # memory is mapped and kernels are chosen in the first call
+                    calls[index] = max(1, round(seconds / worker.ask(1)))
+            except EOFError:
+                say(f"{cases[index].label}: ended by the system, for want of memory")
+                workers[index] = None
+        times: list[list[float]] = [[] for _ in cases]
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for index, worker in enumerate(workers):
+                if worker is not None:
+                    times[index].append(worker.ask(calls[index]))
+        memory = [worker.finish() if worker is not None else float("nan") for worker in workers]
+    return [Measurement(case, tuple(each), mb) for case, each, mb in zip(cases, times, memory)]
+
+
+@contextlib.contextmanager
+def _quiet_exit() -> Iterator[None]:
+    """End all workers, however the measurement ends."""
+    try:
+        yield
+    finally:
+        for child in multiprocessing.active_children():
+            child.terminate()
+            child.join()
+
+
+def gemm_rate(threads: int, *, rounds: int = 7) -> float:
+    """Measured GFLOP/s of matrix products of the shape that the fast convolution makes for MNIST."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    left, right = torch.randn(20, 128, 256), torch.randn(20, 256, 256)
+    out = torch.empty(20, 128, 256)
+    repeats, best = 20, float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for _ in range(repeats):
+            torch.bmm(left, right, out=out)
+        best = min(best, (time.perf_counter() - started) / repeats)
+    torch.set_num_threads(before)
+    return 2 * 20 * 128 * 256 * 256 / best / 1e9
+
+
+def cpu_name() -> str:
+    """The processor's name as the operating system tells it."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+def check_threads(threads: int | None) -> int:
+    """The number of threads to use; more than there are cores would measure the scheduler."""
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise UserError(f"--threads {threads} is more than the {cores} cores of this machine.")
+    return threads or cores
