@@ -14,22 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
 import torchcaps
 from torchcaps import data
+from torchcaps.bench import run_bench
+from torchcaps.bench.cases import ARCHITECTURES
 from torchcaps.data.fetch import cache_root, fetch, verify
 from torchcaps.errors import UserError
-from torchcaps.evaluate import evaluate
-from torchcaps.models import load_network
+from torchcaps.evaluate import Evaluation, evaluate
+from torchcaps.models import Network, load_network, save_network
 from torchcaps.ops import keep_memory
 from torchcaps.predict import Predictor
+from torchcaps.prune import prune
 from torchcaps.recipes import find_recipe, recipe_names
 from torchcaps.routing import ROUTINGS
 from torchcaps.train import Interrupted, RunFolder, TrainOptions, fit, read_options
-from torchcaps.train.fit import Plan, make_fabric, versions
+from torchcaps.train.environment import is_first_process, make_fabric, versions
 from torchcaps.train.options import flag
+from torchcaps.train.plan import Plan
 
 Arguments = argparse.Namespace
 
@@ -84,7 +89,7 @@ def train(arguments: Arguments) -> None:
         if "epochs" in given or "steps" in given:  # one replaces whichever of the two the recipe has
             recipe = {name: value for name, value in recipe.items() if name not in ("epochs", "steps")}
         folder = RunFolder(fit(TrainOptions(**{**recipe, **given})))
-    if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0:
+    if is_first_process():
         _print_result(folder)
 
 
@@ -124,13 +129,7 @@ def evaluate_run(arguments: Arguments) -> None:
         raise UserError(f"The network knows {len(spec.classes)} classes, {options.data} has {len(plan.data.classes)}.")
     _use_threads(options.threads)
     fabric = make_fabric(options)
-    outcome = evaluate(
-        network.folded().to(fabric.device),
-        plan.data.test,
-        fabric=fabric,
-        augmentation=plan.augmentation,
-        limit=arguments.limit or options.test_images or (10_000 if len(plan.data.test) > 100_000 else None),
-    )
+    outcome = evaluate_test(network, plan, fabric, arguments.limit)
     if arguments.json:
         summary = {
             "data": options.data,
@@ -146,6 +145,57 @@ def evaluate_run(arguments: Arguments) -> None:
     print(f"{options.data}: {outcome.error_percent:.2f} % of {outcome.images} images wrong")
     print(f"capsule length: {outcome.length_right:.3f} right class, {outcome.length_wrong:.3f} wrong classes")
     print(f"{outcome.images_per_second:.0f} images/s")
+
+
+def prune_run(arguments: Arguments) -> None:
+    folder = RunFolder.open(arguments.run_folder)
+    network, spec = load_network(folder.network)
+    pruned = prune(network, spec)
+    options = dataclasses.replace(folder.options(), devices=1, validation=0, accelerator=arguments.accelerator)
+    smaller = RunFolder.create(arguments.out or folder.path.with_name(folder.path.name + "-pruned"), options)
+    save_network(smaller.network, pruned.network, pruned.spec)
+    _use_threads(arguments.threads)
+    plan, fabric = Plan.of(options), make_fabric(options)
+    report: dict[str, Any] = {
+        "capsules_removed": pruned.capsules_removed,
+        "types_removed": pruned.types_removed,
+    }
+    for name, each, path in (("before", network, folder.network), ("after", pruned.network, smaller.network)):
+        outcome = evaluate_test(each, plan, fabric)
+        report[name] = {
+            "test_error_percent": outcome.error_percent,
+            "test_images": outcome.images,
+            "parameters": sum(parameter.numel() for parameter in each.parameters()),
+            "file_mb": round(path.stat().st_size / 2**20, 2),
+            "evaluate_images_per_second": round(outcome.images_per_second, 1),
+        }
+    (smaller.path / "pruning.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(f"removed {pruned.capsules_removed} primary capsules, and {pruned.types_removed} types of them altogether")
+    table = Table(box=None)
+    for heading in ("", "test error, %", "parameters", "file, MB", "images/s"):
+        table.add_column(heading, justify="right")
+    for name in ("before", "after"):
+        row = report[name]
+        table.add_row(
+            name,
+            f"{row['test_error_percent']:.2f}",
+            f"{row['parameters']:,}",
+            f"{row['file_mb']:.1f}",
+            f"{row['evaluate_images_per_second']:.0f}",
+        )
+    Console().print(table)
+    print(f"The smaller network is in {smaller.path}")
+
+
+def evaluate_test(network: Network, plan: Plan, fabric: Fabric, limit: int | None = None) -> Evaluation:
+    """Evaluate on the test split of a plan."""
+    return evaluate(
+        network.folded().to(fabric.device),
+        plan.data.test,
+        fabric=fabric,
+        augmentation=plan.augmentation,
+        limit=limit or plan.evaluation_limit(plan.data.test),
+    )
 
 
 def _by(shape: Sequence[int]) -> str:
@@ -177,7 +227,7 @@ def predict(arguments: Arguments) -> None:
 def data_list(arguments: Arguments) -> None:
     table = Table(box=None)
     for heading in ("name", "images", "size", "classes", "MB", "fetched", ""):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=bool(heading))
     for row in data.describe(arguments.data_dir):
         table.add_row(
             row.name,
@@ -204,6 +254,18 @@ def data_verify(arguments: Arguments) -> None:
             damaged |= not file.ok
     if damaged:
         raise UserError(f"Some files are not intact: 'torchcaps data fetch {' '.join(arguments.names)}' mends that.")
+
+
+def bench(arguments: Arguments) -> None:
+    run_bench(
+        architectures=arguments.networks,
+        batch_size=arguments.batch_size,
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+        classes=arguments.classes,
+        out=arguments.out,
+        as_json=arguments.json,
+    )
 
 
 def info(arguments: Arguments) -> None:
@@ -265,11 +327,28 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     _data_dir(parser)
 
 
+def _prune_options(parser: argparse.ArgumentParser) -> None:
+    _run_folder(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the smaller network [DIR-pruned]")
+
+
 def _predict_options(parser: argparse.ArgumentParser) -> None:
     _run_folder(parser)
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG, JPEG or other image files")
     parser.add_argument("--top", type=_positive, default=3, metavar="N", help="classes to show for each image [3]")
     parser.add_argument("--json", action="store_true", help="print all classes with their lengths as JSON")
+
+
+def _bench_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--networks", nargs="+", metavar="NAME", default=["mnist"], help=f"of {', '.join(ARCHITECTURES)} [mnist]"
+    )
+    parser.add_argument("--batch-size", type=_positive, default=128, metavar="N", help="images in a step [128]")
+    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads [all cores]")
+    parser.add_argument("--rounds", type=_positive, default=5, metavar="N", help="times each case has its turn [5]")
+    parser.add_argument("--no-classes", dest="classes", action="store_false", help="leave out the number of classes")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keep CSV, JSON and pictures in this folder")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def _run_folder(parser: argparse.ArgumentParser) -> None:
@@ -316,9 +395,11 @@ COMMANDS: dict[str, Command] = {
     "train": Command(train, _train_options, "train a network, or continue a run"),
     "evaluate": Command(evaluate_run, _evaluate_options, "test error of a trained network"),
     "predict": Command(predict, _predict_options, "classify image files with a trained network"),
+    "prune": Command(prune_run, _prune_options, "a smaller network without the capsules that no class uses"),
     "data list": Command(data_list, _data_dir, "the data sets, and which are fetched"),
     "data fetch": Command(data_fetch, _fetch_options, "download data sets"),
     "data verify": Command(data_verify, _data_names, "check fetched data sets against their checksums"),
+    "bench": Command(bench, _bench_options, "speed and memory of every routing, side by side"),
     "info": Command(info, lambda parser: None, "versions, devices and what is available"),
 }
 

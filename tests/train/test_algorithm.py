@@ -12,7 +12,7 @@ from torchcaps.train.algorithm import STATISTICS, AlternatingTrainer
 
 def trainer_for(routing: str = "l2", **settings: object) -> AlternatingTrainer:
     torch.manual_seed(1)
-    options = TrainOptions(**{"schedule": "constant", "gamma": 0.1, "routing": routing, **settings})
+    options = TrainOptions(**{"schedule": "constant", "warmup": 0, "gamma": 0.1, "routing": routing, **settings})
     network = CapsuleNetwork(
         (1, 20, 20), 3, [make_routing(routing)], conv_channels=4, primary_capsules=2, decoder=options.reconstruction
     )

@@ -7,7 +7,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from torchcaps.data import Batch
-from torchcaps.functional import at_least_float32, margin_loss, multi_hot, reconstruction_loss
+from torchcaps.functional import at_least_float32, multi_hot, reconstruction_loss
 from torchcaps.models import Network, Output
 from torchcaps.train.ascent import Ascent, Directions
 from torchcaps.train.options import TrainOptions
@@ -49,7 +49,7 @@ class AlternatingTrainer:
 
         for turn in range(options.weight_steps):  # Algorithm 1, lines 3 to 6
             output: Output = self._module(batch.images, labels)
-            losses = self._losses(output, batch, present)
+            losses = self._losses(output, batch, present, step)
             if self.ascent and pending and options.alternation == "fused" and turn == options.weight_steps - 1:
                 directions = self.ascent.directions(output.capsules.totals, present, retain_graph=True)
             self.optimizer.zero_grad()
@@ -63,13 +63,13 @@ class AlternatingTrainer:
         self._update_average(step)
         return self._statistics(output, batch, present, losses)
 
-    def _losses(self, output: Output, batch: Batch, present: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, output: Output, batch: Batch, present: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """The loss to descend and, for the record, the reconstruction's part before its weight."""
-        margin = margin_loss(at_least_float32(output.capsules.activations), present)
+        loss = self.network.loss(output.capsules, present, step / self._total_steps)
         if output.reconstructions is None:
-            return margin, torch.zeros_like(margin)
+            return loss, torch.zeros_like(loss)
         reconstruction = reconstruction_loss(at_least_float32(output.reconstructions), batch.parts)
-        return margin + self._options.reconstruction_weight * reconstruction, reconstruction
+        return loss + self._options.reconstruction_weight * reconstruction, reconstruction
 
     def _route(self, batch: Batch, present: Tensor, steps: int) -> None:
         """Coefficient steps with forward passes of their own (Algorithm 1, lines 7 to 9).

@@ -27,6 +27,8 @@ class Ascent:
         self._fabric = fabric
         self._routings = routings
         self._balanced = options.balanced
+        self._proximal = options.shrinkage == "proximal"
+        self._gamma = options.gamma
         self.coefficients = [routing.coefficients for routing in routings]
         self.optimizer: torch.optim.Optimizer
         if options.ascent == "adam":
@@ -39,7 +41,8 @@ class Ascent:
         signs = class_signs(present, balanced=self._balanced)
         objective = discriminative_power(at_least_float32(totals), signs)
         for routing in self._routings:
-            objective = objective - routing.regulariser()
+            if not self._proximal:  # else step() deals with the penalty
+                objective = objective - routing.regulariser()
         directions = torch.autograd.grad(objective, self.coefficients, retain_graph=retain_graph)
         return [self._fabric.all_reduce(each, reduce_op="mean") for each in directions]  # type: ignore[misc]
 
@@ -47,3 +50,6 @@ class Ascent:
         for coefficients, direction in zip(self.coefficients, directions):
             coefficients.grad = direction
         self.optimizer.step()
+        if self._proximal:
+            for routing in self._routings:
+                routing.shrink(self._gamma)

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from torchcaps.errors import UserError
-from torchcaps.routing import make_routing
+from torchcaps.models import MODELS
+from torchcaps.routing import ROUTINGS, make_routing
 
 DEFAULT_EPOCHS = 10
 
@@ -40,8 +41,15 @@ class TrainOptions:
     rotate: float = _option(0.0, "data", "augmentation: random rotation by up to this many degrees")
     scale: float = _option(0.0, "data", "augmentation: random enlargement or shrinking by up to this fraction")
 
-    routing: str = _option("l2", "network", "l2, l1, dynamic, uniform, learned, or module:Class of your own")
+    model: str = _option(
+        "capsnet",
+        "network",
+        "capsnet (the paper's), matrix (capsules with EM routing), cnn (an ordinary network of the capsnet's size)",
+        tuple(MODELS),
+    )
+    routing: str = _option("l2", "network", f"of the capsnet: {', '.join(ROUTINGS)}, or module:Class of your own")
     iterations: int = _option(3, "network", "iterations of an iterative routing")
+    alpha: float = _option(1.0, "network", "strength of the clustering routing's regularisation")
     layers: str = _option(
         "", "network", "capsule layers between primary and class capsules, as COUNTxSIZE,... such as 32x8"
     )
@@ -50,6 +58,7 @@ class TrainOptions:
     primary_size: int = _option(8, "network", "components of a primary capsule")
     class_size: int = _option(16, "network", "components of a class capsule")
     kernel: int = _option(9, "network", "side of both convolution kernels")
+    matrix_sizes: str = _option("64,8,16,16", "network", "of the matrix network: A,B,C,D as its paper calls them")
     activation: str = _option("relu", "network", "after the first convolution", ("relu", "leaky-relu"))
     reconstruction: bool = _option(True, "network", "train a decoder beside the classifier")
     weight_std: float | None = _option(
@@ -66,7 +75,7 @@ class TrainOptions:
         "learning rate over time: cosine or linear to zero, staircase (the paper's), or constant",
         ("cosine", "linear", "staircase", "constant"),
     )
-    warmup: int = _option(0, "training", "steps over which the learning rate rises from zero")
+    warmup: int = _option(50, "training", "steps over which the learning rate rises from zero")
     decay: float = _option(0.96, "training", "staircase: factor of each stair")
     decay_every: int = _option(1000, "training", "staircase: steps between stairs")
     average: float = _option(0.0, "training", "decay of a running average of the weights, which is then used (0: none)")
@@ -76,6 +85,12 @@ class TrainOptions:
     strength: float = _option(1e-5, "discriminative routing", "λ, the strength of the penalty")
     start: float = _option(1.0, "discriminative routing", "start value of the coefficients (uniform and learned too)")
     ascent: str = _option("plain", "discriminative routing", "rule of a coefficient step", ("plain", "adam"))
+    shrinkage: str = _option(
+        "gradient",
+        "discriminative routing",
+        "the penalty as part of the gradient (the paper's), or as a proximal step, with which L1 reaches exact zeros",
+        ("gradient", "proximal"),
+    )
     alternation: str = _option(
         "fused",
         "discriminative routing",
@@ -122,6 +137,7 @@ class TrainOptions:
         if self.batch_size % self.devices:
             raise UserError(f"--batch-size {self.batch_size} cannot be shared evenly by {self.devices} devices.")
         self.hidden_layers()
+        self.matrix_network_sizes()
         make_routing(self.routing, **self.routing_settings())
 
     def _require_at_least(self, least: int, names: str) -> None:
@@ -132,7 +148,8 @@ class TrainOptions:
 
     def routing_settings(self) -> dict[str, Any]:
         """What a routing's constructor may ask for."""
-        return {"iterations": self.iterations, "start": self.start, "strength": self.strength}
+        names = ("iterations", "alpha", "start", "strength")
+        return {name: getattr(self, name) for name in names}
 
     def hidden_layers(self) -> tuple[tuple[int, int], ...]:
         """``--layers`` as pairs (capsules, size)."""
@@ -143,6 +160,16 @@ class TrainOptions:
         except ValueError:
             raise UserError(f"--layers takes COUNTxSIZE,... such as 32x8, not '{self.layers}'.") from None
         return tuple((capsules, size) for capsules, size in pairs)
+
+    def matrix_network_sizes(self) -> tuple[int, int, int, int]:
+        """``--matrix-sizes`` as numbers."""
+        try:
+            A, B, C, D = map(int, self.matrix_sizes.split(","))
+            if min(A, B, C, D) < 1:
+                raise ValueError
+        except ValueError:
+            raise UserError(f"--matrix-sizes takes four numbers A,B,C,D, not '{self.matrix_sizes}'.") from None
+        return A, B, C, D
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 
 from rich.console import Console
@@ -51,7 +52,7 @@ class ProgressDisplay:
         if row.get("evaluation_error") is not None:
             numbers += f"  evaluation error {row['evaluation_error']:.2f} %"
         numbers += f"  {row['images_per_second']:.0f} images/s"
-        epoch = f"{int(float(row['epoch'])) + 1}/{epochs}"  # type: ignore[arg-type]
+        epoch = f"{math.ceil(float(row['epoch']))}/{epochs}"  # type: ignore[arg-type]
         if self._bar is not None:
             self._bar.update(self._task, completed=row["step"], epoch=epoch, numbers=numbers)  # type: ignore[arg-type]
         elif self._enabled:

@@ -10,8 +10,9 @@ from torchcaps.train.options import TrainOptions
 
 def learning_rate(step: int, total: int, options: TrainOptions) -> float:
     """The rate of step ``step`` (from 0) of ``total``: a shape that starts at 1, after an optional warm-up."""
-    rise = min(1.0, (step + 1) / options.warmup) if options.warmup else 1.0
-    done = max(0, step - options.warmup) / max(1, total - options.warmup)
+    warmup = min(options.warmup, total // 2)
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    done = max(0, step - warmup) / max(1, total - warmup)
     shapes: dict[str, Callable[[], float]] = {
         "constant": lambda: 1.0,
         "staircase": lambda: options.decay ** (step // options.decay_every),

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +17,17 @@ from rich.console import Console
 from torch import Tensor
 
 from torchcaps import plots
-from torchcaps.data import Augmentation, Batches, DataSet, Split, load
+from torchcaps.data import DataSet, Split
 from torchcaps.errors import UserError
 from torchcaps.evaluate import Evaluation, evaluate
-from torchcaps.models import Network, NetworkSpec, save_network
+from torchcaps.models import Network, save_network
 from torchcaps.train.algorithm import STATISTICS, AlternatingTrainer
+from torchcaps.train.environment import commit, is_first_process, make_fabric, peak_memory_mb, versions
 from torchcaps.train.folder import RunFolder
 from torchcaps.train.options import DEFAULT_EPOCHS, TrainOptions
+from torchcaps.train.plan import Plan
 from torchcaps.train.progress import ProgressDisplay
 from torchcaps.train.schedule import learning_rate
-
-MANY_IMAGES = 100_000  # evaluating more than that would take longer than training
-FEW_IMAGES = 10_000
 
 
 class Interrupted(Exception):
@@ -43,70 +36,6 @@ class Interrupted(Exception):
     def __init__(self, folder: RunFolder, signal_number: int) -> None:
         super().__init__(f"Stopped. Continue with: torchcaps train --resume {folder.path}")
         self.exit_code = 128 + signal_number
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that can be found wrong before anything is written."""
-
-    options: TrainOptions
-    data: DataSet
-    augmentation: Augmentation
-    spec: NetworkSpec
-
-    @classmethod
-    def of(cls, options: TrainOptions) -> Plan:
-        data = load(
-            options.data,
-            cache=Path(options.data_dir) if options.data_dir else None,
-            validation=options.validation,
-            image_size=options.image_size,
-            channels=options.channels,
-            fit=options.fit,
-        )
-        augmentation = Augmentation(
-            shift=options.shift,
-            flip=options.flip,
-            crop=options.crop,
-            cutout=options.cutout,
-            rotate=options.rotate,
-            scale=options.scale,
-        )
-        spec = NetworkSpec(
-            image_shape=augmentation.image_shape(data.train.image_shape),
-            source_shape=data.train.image_shape,
-            classes=data.classes,
-            fit=options.fit,
-            present=data.train.labels_per_image,
-            mean=data.mean,
-            std=data.std,
-            routing=options.routing,
-            routing_settings=options.routing_settings(),
-            hidden=options.hidden_layers(),
-            conv_channels=options.conv_channels,
-            primary_capsules=options.primary_capsules,
-            primary_size=options.primary_size,
-            class_size=options.class_size,
-            kernel=options.kernel,
-            negative_slope=0.2 if options.activation == "leaky-relu" else 0.0,
-            weight_std=options.weight_std,
-            decoder=options.reconstruction,
-        )
-        return cls(options, data, augmentation, spec)
-
-    def batches(self, rank: int = 0, world_size: int = 1) -> Batches:
-        return Batches(
-            self.data.train,
-            batch_size=self.options.batch_size,
-            seed=self.options.seed,
-            augmentation=self.augmentation,
-            rank=rank,
-            world_size=world_size,
-        )
-
-    def build_network(self) -> Network:
-        torch.manual_seed(self.options.seed)
-        return self.spec.build()
 
 
 def fit(options: TrainOptions, *, resume: Path | None = None, console: Console | None = None) -> Path:
@@ -119,31 +48,12 @@ def fit(options: TrainOptions, *, resume: Path | None = None, console: Console |
     plan = Plan.of(options)
     plan.batches()
     network = plan.build_network()
-    first = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
     path = resume or _out(options)
-    if first:  # before other processes start, so that a mistake is told once and ends the command
+    if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
         path = (RunFolder.open(path) if resume else RunFolder.create(path, options)).path
     fabric.launch()
     folder = RunFolder(fabric.broadcast(path))
     return _Run(fabric, plan, network, folder, console or Console()).to_the_end()
-
-
-def make_fabric(options: TrainOptions) -> Fabric:
-    """Lightning Fabric for these options, or for the processes that ``torchrun`` started."""
-    devices, nodes = options.devices, 1
-    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    try:
-        return Fabric(
-            accelerator=options.accelerator,
-            strategy="ddp" if devices * nodes > 1 else "auto",
-            devices=devices,
-            num_nodes=nodes,
-            precision=options.precision,  # type: ignore[arg-type]
-        )
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"Cannot use accelerator '{options.accelerator}' with {devices} device(s): {error}") from error
 
 
 def _out(options: TrainOptions) -> Path:
@@ -256,7 +166,7 @@ class _Run:
             split,
             fabric=self.fabric,
             augmentation=self.plan.augmentation,
-            limit=self.options.test_images or (FEW_IMAGES if len(split) > MANY_IMAGES else None),
+            limit=self.plan.evaluation_limit(split),
         )
 
     def _checkpoint(self, step: int) -> None:
@@ -302,6 +212,7 @@ class _Run:
         save_network(self.folder.network, network, self.plan.spec)
         result: dict[str, Any] = {
             "data": self.options.data,
+            "model": self.options.model,
             "routing": self.options.routing,
             "reconstruction": self.options.reconstruction,
             "seed": self.options.seed,
@@ -321,7 +232,7 @@ class _Run:
             "processes": self.fabric.world_size,
             "device": str(self.fabric.device),
             "versions": versions(),
-            "commit": _commit(),
+            "commit": commit(),
         }
         plots.draw_run(
             self.folder.path,
@@ -374,29 +285,3 @@ def _stop_signals() -> Iterator[dict[str, int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """The most memory this process has held: on a CUDA device, tensors there; else the operating system's count."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on."""
-    packages = ("torchcaps", "torch", "lightning-fabric", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
-
-
-def _commit() -> str | None:
-    """The commit of the source this runs from, marked if it was changed since; None if it is not a checkout."""
-    root = Path(__file__).parents[3]
-    if not (root / "pyproject.toml").is_file():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -1,0 +1,206 @@
+"""The command line as a user meets it: what it prints, what it refuses, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps
+from conftest import TINY_FLAGS
+from torchcaps.cli import COMMANDS, main
+from torchcaps.data import load
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained network, not a good one."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["train", *TINY_FLAGS, "--steps", "120", "--no-reconstruction", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of odd images: two classes, several sizes, modes and formats."""
+    folder = tmp_path / "pictures"
+    random = np.random.default_rng(0)
+    for name, mode, ending in [("cat", "RGB", "png"), ("dog", "L", "jpg"), ("emu", "RGBA", "png")]:
+        (folder / name).mkdir(parents=True)
+        for number in range(8):
+            side = 20 + 7 * number
+            pixels = random.integers(256, size=(side, side + 3, 4), dtype=np.uint8)
+            Image.fromarray(pixels, "RGBA").convert(mode).save(folder / name / f"{number}.{ending}")
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The message of a command that must end with exit code 2."""
+    capsys.readouterr()
+    try:
+        code = main([str(each) for each in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    assert code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert stop.value.code == 0
+    assert COMMANDS[command].help in capsys.readouterr().out
+
+
+def test_the_help_of_train_is_grouped_and_complete(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for heading in ("data:", "network:", "training:", "discriminative routing:", "run:"):
+        assert heading in text
+    for option in ("--gamma", "--no-reconstruction", "--resume", "--recipe", "--devices", "--threads"):
+        assert option in text
+
+
+def test_evaluate_repeats_the_result_of_training(run_folder, capsys):
+    expected = json.loads((run_folder / "result.json").read_text())["test_error_percent"]
+    capsys.readouterr()
+    assert main(["evaluate", str(run_folder), "--json", "--threads", "1"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["error_percent"] == pytest.approx(expected)
+    assert outcome["images"] == 360
+    assert np.sum(outcome["confusion"]) == 360
+    assert main(["evaluate", str(run_folder), "--limit", "50", "--threads", "1"]) == 0
+    assert "of 50 images wrong" in capsys.readouterr().out
+
+
+def test_predict_names_the_classes_of_image_files(run_folder, tmp_path, capsys):
+    test = load("digits").test
+    batch = test.fetch(torch.arange(40))
+    paths = []
+    for number, image in enumerate(batch.images[:, 0].numpy()):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(image).convert("RGB").resize((56, 56)).save(path)  # another size and mode than trained on
+        paths.append(str(path))
+    capsys.readouterr()
+    assert main(["predict", str(run_folder), *paths, "--json", "--threads", "1"]) == 0
+    predictions = json.loads(capsys.readouterr().out)
+    found = [int(each["found"][0]) for each in predictions]
+    right = np.mean(np.array(found) == batch.labels[:, 0].numpy())
+    error = json.loads((run_folder / "result.json").read_text())["test_error_percent"]
+    assert right > 0.9 - error / 100
+    assert set(predictions[0]["lengths"]) == set("0123456789")
+    assert main(["predict", str(run_folder), paths[0], "--threads", "1"]) == 0
+    assert paths[0] in capsys.readouterr().out
+
+
+def test_a_folder_of_odd_images_is_trained_on_and_predicted(pictures, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    flags = ["--steps", "3", "--batch-size", "6", "--conv-channels", "8", "--primary-capsules", "2", "--threads", "1"]
+    assert main(["train", "--data", f"folder:{pictures}", "--image-size", "24", *flags, "--out", out]) == 0
+    capsys.readouterr()
+    assert main(["predict", out, str(pictures / "cat" / "0.png"), str(pictures / "dog" / "7.jpg"), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)[0]["lengths"]) == {"cat", "dog", "emu"}
+    assert main(["evaluate", out, "--threads", "1"]) == 0
+
+
+def test_data_list_names_every_data_set(capsys):
+    assert main(["data", "list"]) == 0
+    text = capsys.readouterr().out
+    for name in ("digits", "mnist", "fashion-mnist", "cifar-10", "multi-mnist", "folder"):
+        assert name in text
+
+
+def test_info_tells_versions(capsys):
+    assert main(["info"]) == 0
+    assert torchcaps.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "mnits"], "did you mean 'mnist'"),
+        (["--routing", "l3"], "Choose one of l2, l1, dynamic, uniform"),
+        (["--data", "folder:nowhere"], "nowhere"),
+        (["--batch-size", "5000"], "larger than the data"),
+        (["--crop", "16"], "smallest size is 17x17"),
+        (["--crop", "40"], "crop"),
+        (["--epochs", "1", "--steps", "1"], "not both"),
+        (["--schedule", "zigzag"], "invalid choice"),
+        (["--steps", "many"], "invalid int value"),
+        (["--recipe", "nothing"], "There is no recipe"),
+        (["--resume", "nowhere"], "There is no run folder"),
+        (["--validation", "5000"], "5000"),
+        (["--accelerator", "abacus"], "abacus"),
+    ],
+)
+def test_bad_options_are_refused_and_nothing_is_written(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, "train", *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_options(run_folder, capsys):
+    assert "keeps its options" in refused(capsys, "train", "--resume", run_folder, "--seed", "3")
+
+
+def test_an_output_folder_with_a_run_is_left_alone(run_folder, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")}
+    assert "already has a run" in refused(capsys, "train", *TINY_FLAGS, "--out", run_folder)
+    assert {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")} == before
+
+
+def test_an_output_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert "not empty" in refused(capsys, "train", *TINY_FLAGS, "--out", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    assert "is a file" in refused(capsys, "train", *TINY_FLAGS, "--out", tmp_path / "thesis.txt")
+
+
+def test_bad_folders_of_images_are_refused(pictures, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(capsys, "train", "--data", f"folder:{tmp_path / 'empty'}")
+    (pictures / "cat" / "0.png").write_text("not a picture")
+    assert "0.png" in refused(capsys, "train", "--data", f"folder:{pictures}")
+    (pictures / "cat" / "0.png").unlink()
+    (pictures / "fox").mkdir()
+    assert "fox" in refused(capsys, "train", "--data", f"folder:{pictures}")
+
+
+def test_what_is_not_an_image_cannot_be_predicted(run_folder, tmp_path, capsys):
+    (tmp_path / "note.png").write_text("not a picture")
+    assert "note.png" in refused(capsys, "predict", run_folder, tmp_path / "note.png")
+    assert "missing.png" in refused(capsys, "predict", run_folder, tmp_path / "missing.png")
+
+
+def test_a_run_folder_with_missing_or_damaged_files_is_told_which(run_folder, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run_folder, copy)
+    (copy / "model.safetensors").write_bytes(b"rubbish")
+    assert "model.safetensors is damaged" in refused(capsys, "evaluate", copy)
+    (copy / "model.safetensors").unlink()
+    assert "model.safetensors" in refused(capsys, "evaluate", copy)
+    (copy / "config.yaml").unlink()
+    assert "config.yaml" in refused(capsys, "predict", copy, "x.png")
+    assert "config.yaml" in refused(capsys, "train", "--resume", copy)
+
+
+def test_evaluating_on_other_data_needs_the_same_shape_and_classes(run_folder, pictures, capsys):
+    message = refused(capsys, "evaluate", run_folder, "--data", f"folder:{pictures}")
+    assert "10 classes" in message
+
+
+def test_unknown_data_cannot_be_fetched_or_verified(capsys):
+    assert "mnits" in refused(capsys, "data", "fetch", "mnits")
+    assert "mnits" in refused(capsys, "data", "verify", "mnits")
+
+
+def test_missing_files_fail_verification(tmp_path, capsys):
+    message = refused(capsys, "data", "verify", "mnist", "--data-dir", tmp_path)
+    assert "torchcaps data fetch mnist" in message

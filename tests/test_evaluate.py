@@ -1,0 +1,56 @@
+import torch
+from lightning_fabric import Fabric
+
+from torchcaps.data import ImageSplit, OverlappingDigits
+from torchcaps.evaluate import confusion_matrix, evaluate
+from torchcaps.functional import multi_hot
+from torchcaps.models import CapsuleNetwork
+from torchcaps.routing import L2Routing
+
+FABRIC = Fabric(accelerator="cpu", devices=1)
+
+
+def network_for(shape: tuple[int, int, int], present: int = 1) -> CapsuleNetwork:
+    return CapsuleNetwork(
+        shape, 4, [L2Routing()], conv_channels=4, primary_capsules=2, decoder=False, present=present
+    ).folded()
+
+
+def test_counts_errors_over_ragged_batches():
+    split = ImageSplit(torch.randint(256, (23, 1, 20, 20), dtype=torch.uint8), torch.arange(23) % 4)
+    network = network_for((1, 20, 20))
+    outcome = evaluate(network, split, fabric=FABRIC, batch_size=10)
+    predicted = network(split.pixels.float() / 255).capsules.activations.argmax(1)
+    assert outcome.images == 23
+    assert outcome.errors == int((predicted != split.labels).sum())
+    for true in range(4):
+        for guess in range(4):
+            assert outcome.confusion[true, guess] == ((split.labels == true) & (predicted == guess)).sum()
+
+
+def test_a_limit_evaluates_the_first_images():
+    split = ImageSplit(torch.zeros(23, 1, 20, 20, dtype=torch.uint8), torch.arange(23) % 4)
+    assert evaluate(network_for((1, 20, 20)), split, fabric=FABRIC, limit=7).images == 7
+
+
+def test_an_overlapping_image_is_right_only_if_both_classes_are_found():
+    pixels = torch.randint(256, (12, 1, 20, 20), dtype=torch.uint8)
+    split = OverlappingDigits(pixels, torch.arange(12) % 4, name="test", copies=3)
+    network = network_for((1, 28, 28), present=2)
+    outcome = evaluate(network, split, fabric=FABRIC)
+    batch = split.fetch(torch.arange(36)).on("cpu")
+    found = network(batch.images).capsules.activations.topk(2).indices
+    wrong = sum(set(a) != set(b) for a, b in zip(found.tolist(), batch.labels.tolist()))
+    assert outcome.images == 36
+    assert outcome.errors == wrong
+    assert outcome.confusion.sum() == 72
+
+
+def test_confusion_of_several_classes_keeps_the_row_sums():
+    present = multi_hot(torch.tensor([[0, 1], [0, 1], [2, 3]]), 4)
+    found = multi_hot(torch.tensor([[0, 1], [1, 2], [0, 1]]), 4)
+    matrix = confusion_matrix(present, found)
+    torch.testing.assert_close(matrix.sum(1), present.sum(0))
+    assert matrix[0, 0] == 1
+    assert matrix[0, 2] == 1
+    assert matrix[2, 0] == 0.5

@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from torchcaps import plots
+from torchcaps.data import Batch
+from torchcaps.evaluate import Evaluation
+from torchcaps.models import CapsuleNetwork
+from torchcaps.routing import ROUTINGS, make_routing
+
+CLASSES = ("ant", "bee", "cow")
+
+
+def network_for(routing: str, present: int = 1) -> CapsuleNetwork:
+    return CapsuleNetwork((1, 21, 19), 3, [make_routing(routing)], conv_channels=4, primary_capsules=2, present=present)
+
+
+def sample(present: int = 1) -> Batch:
+    images = torch.rand(9, 1, 21, 19)
+    labels = torch.stack([torch.randperm(3)[:present] for _ in range(9)])
+    return Batch(images, labels, images[:, None].expand(-1, present, -1, -1, -1))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("present", [1, 2])
+def test_pictures_of_every_routing_can_be_drawn(routing, present, tmp_path):
+    network, batch = network_for(routing, present), sample(present)
+    plots.reconstructions(network, batch, CLASSES).savefig(tmp_path / "a.png")
+    plots.coefficients(network, batch, CLASSES).savefig(tmp_path / "b.png")
+
+
+def test_the_support_of_all_places_adds_up_to_the_length_of_the_class_capsule():
+    network, batch = network_for("l2"), sample()
+    maps = plots._support_maps(network, batch)
+    totals = network(batch.images).capsules.totals
+    for j in range(3):
+        members = batch.labels[:, 0] == j
+        lengths = torch.linalg.vector_norm(totals[members, j], dim=-1)
+        expected = lengths.mean() if members.any() else torch.zeros(())
+        torch.testing.assert_close(torch.tensor(maps[j].sum()), expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_curves_and_confusion_can_be_drawn_with_gaps_in_the_metrics(tmp_path):
+    rows = [
+        {
+            "step": float(step),
+            "loss": 1 / step,
+            "train_error": 10.0,
+            "evaluation_error": 5.0 if step == 3 else None,
+            "length_right": 0.5,
+            "length_wrong": 0.1,
+            **{f"coefficient_{name}": None for name in ("mean", "std", "min", "max")},
+        }
+        for step in (1, 2, 3)
+    ]
+    plots.curves(rows).savefig(tmp_path / "curves.png")
+    evaluation = Evaluation(10, 2, torch.tensor([[3.0, 1, 0], [0, 3, 0], [1, 0, 2]]), 0.5, 0.1, 1.0)
+    plots.confusion(evaluation, CLASSES).savefig(tmp_path / "confusion.png")
