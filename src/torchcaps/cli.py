@@ -259,6 +259,7 @@ def data_verify(arguments: Arguments) -> None:
 def bench(arguments: Arguments) -> None:
     run_bench(
         architectures=arguments.networks,
+        routings=arguments.routings,
         batch_size=arguments.batch_size,
         threads=arguments.threads,
         rounds=arguments.rounds,
@@ -342,6 +343,9 @@ def _predict_options(parser: argparse.ArgumentParser) -> None:
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--networks", nargs="+", metavar="NAME", default=["mnist"], help=f"of {', '.join(ARCHITECTURES)} [mnist]"
+    )
+    parser.add_argument(
+        "--routings", nargs="+", metavar="NAME", default=list(ROUTINGS), help=f"of {', '.join(ROUTINGS)} [all]"
     )
     parser.add_argument("--batch-size", type=_positive, default=128, metavar="N", help="images in a step [128]")
     parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads [all cores]")

@@ -66,7 +66,7 @@ def squash(totals: Tensor) -> Tensor:
 
 def capsules_from_totals(totals: Tensor) -> Capsules:
     """The vector capsules with the given totals: poses by :func:`squash`, activations their lengths."""
-    peak = torch.linalg.vector_norm(totals.detach(), float("inf"), dim=-1, keepdim=True).clamp_min(1.0)
+    peak = totals.detach().abs().amax(-1, keepdim=True).clamp_min(1.0)
     scaled = totals / peak
     norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     shrink = norm / (peak.reciprocal().square() + norm.square())  # Eq. squash with v = peak * scaled

@@ -180,4 +180,6 @@ def _ordinary_conv_pair(
 
 
 def _dense_votes(poses: Tensor, weight: Tensor) -> DenseVotes:
-    return DenseVotes(functional.votes(poses, weight))
+    """Votes by one broadcast matrix product over (B, I, J), the form that public implementations have in common."""
+    matrices = weight.permute(0, 2, 3, 1)  # (I, J, E, D)
+    return DenseVotes(torch.matmul(matrices[None], poses[:, :, None, :, None]).squeeze(-1))
