@@ -110,6 +110,28 @@ def test_a_folder_of_odd_images_is_trained_on_and_predicted(pictures, tmp_path, 
     assert main(["evaluate", out, "--threads", "1"]) == 0
 
 
+@pytest.mark.parametrize("model", ["matrix", "cnn"])
+def test_other_models_are_trained_evaluated_and_drawn(model, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    flags = [*TINY_FLAGS, "--matrix-sizes", "8,2,2,2", "--model", model, "--steps", "2", "--out", out]
+    assert main(["train", *flags]) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["model"] == model
+    assert main(["evaluate", out, "--limit", "20", "--threads", "1"]) == 0
+
+
+def test_prune_makes_a_smaller_network_with_the_same_answers(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    sparse = ["--routing", "l1", "--shrinkage", "proximal", "--gamma", "0.1", "--strength", "0.06"]
+    assert main(["train", *TINY_FLAGS, *sparse, "--steps", "80", "--no-reconstruction", "--out", out]) == 0
+    assert main(["prune", out, "--threads", "1"]) == 0
+    report = json.loads((tmp_path / "run-pruned" / "pruning.json").read_text())
+    assert report["capsules_removed"] > 0
+    assert report["after"]["test_error_percent"] == report["before"]["test_error_percent"]
+    assert report["after"]["parameters"] < report["before"]["parameters"]
+    assert main(["evaluate", out + "-pruned", "--threads", "1"]) == 0
+    assert "already has a run" in refused(capsys, "prune", out)
+
+
 def test_data_list_names_every_data_set(capsys):
     assert main(["data", "list"]) == 0
     text = capsys.readouterr().out

@@ -20,6 +20,8 @@ TABLE = [
     *(("cifar-10", routing, False) for routing in ("dynamic", "l2", "l1")),
 ]
 
+OURS = {"mnist-short", "fashion-mnist-short", "mnist-three-layers"}
+
 
 def pretend(name: str, **request: object) -> DataSet:
     """A data set of the right shape that needs no download."""
@@ -37,6 +39,8 @@ def pretend(name: str, **request: object) -> DataSet:
 def test_there_is_one_recipe_for_each_row_of_the_papers_table():
     found = []
     for name in recipe_names():
+        if name in OURS:
+            continue
         options = TrainOptions(**read_options(find_recipe(name)))
         found.append((options.data, options.routing, options.reconstruction))
     assert sorted(found) == sorted(TABLE)

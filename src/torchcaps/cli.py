@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), 2)
     except Interrupted as stopped:
-        return _fail(str(stopped), stopped.exit_code)
+        return _fail(str(stopped), stopped.exit_code) if is_first_process() else stopped.exit_code
     except KeyboardInterrupt:
         return _fail("Stopped.", 130)
     except BrokenPipeError:

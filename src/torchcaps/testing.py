@@ -136,6 +136,21 @@ def check_batch_independence(make: MakeRouting) -> None:
             assert_close(alone.poses[0], together.poses[image], rtol=1e-4, atol=1e-6)
 
 
+def check_shared_batches(make: MakeRouting) -> None:
+    """The gradient of a batch is the mean of its halves' gradients, so that processes can share a batch."""
+    poses, activations = _inputs(torch.float64)
+    present = multi_hot(torch.arange(B)[:, None] % J, J)
+
+    def gradient(part: slice) -> Tensor:
+        layer = _layer(make).double()
+        torch.autograd.backward(margin_loss(layer(poses[part], activations[part]).activations, present[part]))
+        assert layer.weight.grad is not None
+        return layer.weight.grad
+
+    halves = (gradient(slice(0, B // 2)) + gradient(slice(B // 2, B))) / 2
+    assert_close(halves, gradient(slice(None)), rtol=1e-6, atol=1e-9)
+
+
 def check_evaluation(make: MakeRouting) -> None:
     """In evaluation the same input gives the same bits, without labels, and leaves the layer as it was."""
     layer = _layer(make).eval()
@@ -212,6 +227,7 @@ CONTRACT: dict[str, Callable[[MakeRouting], None]] = {
     "input_order": check_input_order,
     "output_order": check_output_order,
     "batch_independence": check_batch_independence,
+    "shared_batches": check_shared_batches,
     "evaluation": check_evaluation,
     "saving": check_saving,
     "folding": check_folding,

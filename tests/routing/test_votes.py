@@ -44,8 +44,22 @@ def test_both_sums_pass_gradcheck():
     coefficients, outputs = torch.randn(B, I, J).double(), torch.randn(B, J, E).double()
     inputs = [each.requires_grad_() for each in (poses, weight, coefficients)]
     assert gradcheck(lambda u, w, c: LinearVotes(u, w).combine(c), inputs)
+    shared = torch.randn(I, J).double().requires_grad_()
+    assert gradcheck(lambda u, w, b: LinearVotes(u, w).combine(b), [poses, weight, shared])
     assert gradcheck(lambda u, w, s: LinearVotes(u, w).agreement(s), [poses, weight, outputs.requires_grad_()])
     assert gradcheck(lambda u: LinearVotes(u, weight.detach()).combine(coefficients), [poses])  # weights need none
+
+
+def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
+    poses, weight, shared = torch.randn(B, I, D).double(), torch.randn(I, D, J, E).double(), torch.randn(I, J).double()
+    inputs = [each.requires_grad_() for each in (poses, weight, shared)]
+    outcomes = []
+    for chunk in (1, 2 * D * J * E, 10**6):  # one input capsule, two of six, all at once
+        monkeypatch.setattr("torchcaps.ops.linear_votes.CHUNK", chunk)
+        totals = LinearVotes(poses, weight).combine(shared)
+        outcomes.append((totals, *torch.autograd.grad(totals.square().sum(), inputs)))
+    torch.testing.assert_close(outcomes[0], outcomes[2])
+    torch.testing.assert_close(outcomes[1], outcomes[2])
 
 
 def test_autocast_gets_the_same_answer_in_lower_precision():

@@ -75,3 +75,25 @@ def test_ascending_raises_the_objective(rule):
     for _ in range(20):
         ascent.step(ascent.directions(layer(poses, torch.ones(20, 8)).totals, present))
     assert power() > before
+
+
+def test_proximal_l1_steps_reach_exact_zeros_where_gradient_steps_do_not():
+    zeros = {}
+    for shrinkage in ("gradient", "proximal"):
+        torch.manual_seed(0)
+        layer = CapsuleLayer(30, 4, 3, 5, L1Routing(start=0.05, strength=0.5))
+        poses, present = torch.randn(20, 30, 4), multi_hot(torch.randint(3, (20, 1)), 3)
+        ascent = Ascent(FABRIC, [layer.routing], TrainOptions(gamma=1e-2, shrinkage=shrinkage))
+        for _ in range(10):
+            ascent.step(ascent.directions(layer(poses, torch.ones(20, 30)).totals, present))
+        zeros[shrinkage] = int((layer.routing.coefficients == 0).sum())
+    assert zeros["gradient"] == 0
+    assert zeros["proximal"] > 45
+
+
+@pytest.mark.parametrize(("routing", "expected"), [(L2Routing, 0.5 / 1.2), (L1Routing, 0.3)])
+def test_a_proximal_step_solves_its_problem(routing, expected):
+    """argmin of (x - 0.5)² / 2γ + λ·penalty(x) with γ = 0.1 and λ = 1; the L1 penalty is doubled, as printed."""
+    layer = CapsuleLayer(2, 3, 2, 3, routing(start=0.5, strength=1.0))
+    layer.routing.shrink(0.1)
+    torch.testing.assert_close(layer.routing.coefficients.detach(), torch.full((2, 2), expected))

@@ -18,7 +18,8 @@ from conftest import TINY_FLAGS, command_environment
 from torchcaps.models import load_network
 
 STEPS = 30
-RUN = [*TINY_FLAGS, "--steps", STEPS, "--log-every", 4, "--checkpoint-every", 6, "--average", 0.9, "--ascent", "adam"]
+RUN = [*TINY_FLAGS, "--steps", STEPS, "--log-every", 4, "--checkpoint-every", 6, "--average", 0.9]
+RUN += ["--ascent", "adam", "--gamma", 1e-3]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -68,14 +68,18 @@ class Case(ABC):
 
     def prepare(self) -> Callable[[], object]:
         """Set up this process and return what is to be timed, to be called any number of times."""
+        self.set_up()
+        return self._work()
+
+    def set_up(self) -> None:
+        """Threads, random numbers, and which implementation is used: for the whole process, and for good."""
         torch.set_num_threads(self.threads)
         torch.manual_seed(0)
         if self.ordinary:
             capsnet.conv_pair = _ordinary_conv_pair  # type: ignore[attr-defined]
-            CapsuleLayer.make_votes = _dense_votes
+            CapsuleLayer.make_votes = _broadcast_votes
         else:
             keep_memory()
-        return self._work()
 
     @abstractmethod
     def _work(self) -> Callable[[], object]: ...
@@ -119,12 +123,20 @@ class Inference(Case):
 
 @dataclass(frozen=True)
 class ClassLayerStep(Case):
-    """Forward, backward, ascent and Adam on a class-capsule layer alone, with any number of classes."""
+    """Forward, backward, ascent and Adam on a class-capsule layer alone, with any number of classes.
+
+    Here the ordinary form is a lean one, which holds the votes and no more: the question is what votes cost.
+    """
 
     classes: int = 10
     inputs: int = 1152
     input_size: int = 8
     output_size: int = 16
+
+    def set_up(self) -> None:
+        super().set_up()
+        if self.ordinary:
+            CapsuleLayer.make_votes = _lean_votes
 
     def _work(self) -> Callable[[], object]:
         routing = make_routing(self.routing)
@@ -135,13 +147,13 @@ class ClassLayerStep(Case):
         optimizer = torch.optim.Adam([layer.weight], fused=True)
 
         def step() -> None:
+            optimizer.zero_grad()
             capsules = layer(poses, activations)
             loss = margin_loss(capsules.activations, present)
             direction: Tensor | None = None
             if isinstance(routing, DiscriminativeRouting):
                 objective = discriminative_power(capsules.totals, class_signs(present)) - routing.regulariser()
                 (direction,) = torch.autograd.grad(objective, routing.coefficients, retain_graph=True)
-            optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
             if isinstance(routing, DiscriminativeRouting) and direction is not None:
@@ -179,7 +191,12 @@ def _ordinary_conv_pair(
     return F.conv2d(features, weight2, bias2, stride).permute(0, 2, 3, 1)
 
 
-def _dense_votes(poses: Tensor, weight: Tensor) -> DenseVotes:
+def _lean_votes(poses: Tensor, weight: Tensor) -> DenseVotes:
+    """Votes in the least memory that holds them."""
+    return DenseVotes(functional.votes(poses, weight))
+
+
+def _broadcast_votes(poses: Tensor, weight: Tensor) -> DenseVotes:
     """Votes by one broadcast matrix product over (B, I, J), the form that public implementations have in common."""
     matrices = weight.permute(0, 2, 3, 1)  # (I, J, E, D)
     return DenseVotes(torch.matmul(matrices[None], poses[:, :, None, :, None]).squeeze(-1))

@@ -19,6 +19,8 @@ import torch
 from torchcaps.bench.cases import Case
 from torchcaps.errors import UserError
 
+SLOW = 5.0  # seconds
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -91,7 +93,8 @@ def measure(
 ) -> list[Measurement]:
     """Measure the cases in turns, ``rounds`` times, so that whatever slows the machine slows them all.
 
-    Each turn lasts about ``seconds``. A case that dies for want of memory has no times.
+    Each turn lasts about ``seconds``. A case that takes longer than SLOW has one turn only; one that dies, for want
+    of memory most likely, has no times.
     """
     with _quiet_exit():
         workers: list[Worker | None] = [Worker(case) for case in cases]
@@ -102,13 +105,13 @@ def measure(
                     worker.ask(1)  # memory is mapped and kernels are chosen in the first call
                     calls[index] = max(1, round(seconds / worker.ask(1)))
             except EOFError:
-                say(f"{cases[index].label}: ended by the system, for want of memory")
+                say(f"{cases[index].label}: ended before it was measured, most likely for want of memory")
                 workers[index] = None
         times: list[list[float]] = [[] for _ in cases]
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
             for index, worker in enumerate(workers):
-                if worker is not None:
+                if worker is not None and not (number and times[index][0] > SLOW):
                     times[index].append(worker.ask(calls[index]))
         memory = [worker.finish() if worker is not None else float("nan") for worker in workers]
     return [Measurement(case, tuple(each), mb) for case, each, mb in zip(cases, times, memory)]

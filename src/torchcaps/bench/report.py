@@ -204,7 +204,7 @@ def _keep(out: Path, summary: dict[str, Any], measured: Sequence[tuple[str, Meas
     """CSV, JSON and pictures, named by what they were measured on."""
     out.mkdir(parents=True, exist_ok=True)
     machine = re.sub(r"[^a-z0-9.]+", "-", f"{summary['cpu']} {summary['threads']} threads".lower()).strip("-")
-    name = f"{machine}-torch-{summary['torch'].partition('+')[0]}"
+    name = f"{machine}-torch-{summary['torch'].partition('+')[0]}-{'-'.join(summary['networks'])}"
     with (out / f"{name}.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
@@ -216,7 +216,7 @@ def _keep(out: Path, summary: dict[str, Any], measured: Sequence[tuple[str, Meas
             writer.writerow([what, each.case.label, classes, each.case.batch_size, *times, round(each.memory_mb, 1)])
     (out / f"{name}.json").write_text(json.dumps(summary, indent=2) + "\n")
     for architecture, network in summary["networks"].items():
-        plot_steps(network["training"], architecture).savefig(out / f"{name}-{architecture}.png", dpi=120)
+        plot_steps(network["training"], architecture).savefig(out / f"{name}-{architecture}-steps.png", dpi=120)
     if "class_layer" in summary:
         plot_classes(summary["class_layer"]).savefig(out / f"{name}-classes.png", dpi=120)
 

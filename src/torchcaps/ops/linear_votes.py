@@ -2,18 +2,31 @@
 
 The votes û_j|i = W_ij u_i of a batch are a (B, I, J, E) tensor: 94 MB for the paper's MNIST network, 9.4 GB
 with a thousand classes. Both things a routing does with them are matrix products per output capsule, so a
-loop over output capsules needs the memory of one. The backward passes rebuild what they need instead of
-keeping it.
+loop over output capsules needs the memory of one; and with coefficients that all images share, the sum of the
+votes is one product with the folded weights. The backward passes rebuild what they need instead of keeping it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-__all__ = ["vote_agreement", "weighted_vote_sum"]
+__all__ = ["fold", "vote_agreement", "weighted_vote_sum"]
+
+CHUNK = 2**21  # weights looked at in one go
+
+
+def fold(weight: Tensor, coefficients: Tensor) -> Tensor:
+    """b ⊙ W, the weights with the coefficients that all images share multiplied in.
+
+    Shapes: (I, D, J, E), (I, J) -> (I, D, J, E). To be used in one operation only: its gradient is overwritten.
+    The product rule would take two more arrays of the weights' size; with many classes these are gigabytes.
+    """
+    return _Fold.apply(weight, coefficients)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def weighted_vote_sum(poses: Tensor, weight: Tensor, coefficients: Tensor) -> Tensor:
@@ -44,6 +57,31 @@ def _to_weight(by_output: Tensor, like: Tensor) -> Tensor:
     return by_output.view(J, I, D, E).permute(1, 2, 0, 3)
 
 
+class _Fold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, coefficients: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, coefficients)
+        return weight * coefficients[:, None, :, None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, coefficients = ctx.saved_tensors
+        needs_weight, needs_coefficients = ctx.needs_input_grad
+        grad_coefficients = torch.empty_like(coefficients) if needs_coefficients else None
+        if grad_coefficients is not None:
+            for part in _chunks(weight):
+                torch.sum(grad[part] * weight[part], (1, 3), out=grad_coefficients[part])
+        # In place: the folded weights go into one product only, whose gradient nobody else holds.
+        return grad.mul_(coefficients[:, None, :, None]) if needs_weight else None, grad_coefficients
+
+
+def _chunks(weight: Tensor) -> Iterator[slice]:
+    """Stretches of input capsules with about CHUNK weights each."""
+    step = max(1, CHUNK // weight[0].numel())
+    return (slice(start, start + step) for start in range(0, weight.shape[0], step))
+
+
 class _WeightedVoteSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, poses: Tensor, weight: Tensor, coefficients: Tensor) -> Tensor:
@@ -55,10 +93,11 @@ class _WeightedVoteSum(torch.autograd.Function):
         return sums.transpose(0, 1).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         poses, weight, coefficients = ctx.saved_tensors
         matrices = _by_output(weight)
-        grad_sums = grads[0].transpose(0, 1).contiguous()  # (J, B, E)
+        grad_sums = grad.transpose(0, 1).contiguous()  # (J, B, E)
         grad_poses = torch.zeros_like(poses)
         grad_matrices = torch.empty_like(matrices) if ctx.needs_input_grad[1] else None
         grad_coefficients = poses.new_empty(coefficients.shape[2], *coefficients.shape[:2])  # (J, B, I)
@@ -83,14 +122,15 @@ class _VoteAgreement(torch.autograd.Function):
         return agreement.permute(1, 2, 0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         poses, weight, outputs = ctx.saved_tensors
         matrices = _by_output(weight)
         grad_poses = torch.zeros_like(poses)
         grad_matrices = torch.empty_like(matrices) if ctx.needs_input_grad[1] else None
         grad_outputs = torch.empty_like(outputs)
         for j, matrix in enumerate(matrices):
-            of_output = grads[0][:, :, j, None]
+            of_output = grad[:, :, j, None]
             grad_poses.addcmul_((outputs[:, j] @ matrix.mT).view_as(poses), of_output)
             weighted = (poses * of_output).flatten(1)  # (B, I * D)
             grad_outputs[:, j] = weighted @ matrix

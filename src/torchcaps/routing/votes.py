@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps import functional
-from torchcaps.ops.linear_votes import vote_agreement, weighted_vote_sum
+from torchcaps.ops.linear_votes import fold, vote_agreement, weighted_vote_sum
 
 
 class Votes(ABC):
@@ -74,22 +74,24 @@ class LinearVotes(Votes):
         return functional.votes(self._poses, self._weight)
 
     def combine(self, coefficients: Tensor | float) -> Tensor:
-        if isinstance(coefficients, Tensor) and coefficients.ndim == 3:
-            if self._needs_dense():
+        I, D, J, E = self._weight.shape
+        if not isinstance(coefficients, Tensor):
+            totals = (self._poses.flatten(1) @ self._weight.view(I * D, J * E)).view(-1, J, E)
+            return totals if coefficients == 1.0 else coefficients * totals
+        traced = self._traced()
+        if coefficients.ndim == 3:
+            if traced:
                 return DenseVotes(self.dense()).combine(coefficients)
             return weighted_vote_sum(self._poses, self._weight, coefficients)
         # With shared coefficients the votes and their sum are one matrix product.
-        I, D, J, E = self._weight.shape
-        shared = isinstance(coefficients, Tensor)
-        weight = self._weight * coefficients[:, None, :, None] if shared else self._weight  # type: ignore[index]
-        totals = (self._poses.flatten(1) @ weight.reshape(I * D, J * E)).view(-1, J, E)
-        return totals if shared or coefficients == 1.0 else coefficients * totals
+        folded = self._weight * coefficients[:, None, :, None] if traced else fold(self._weight, coefficients)
+        return LinearVotes(self._poses, folded).combine(1.0)
 
     def agreement(self, poses: Tensor) -> Tensor:
-        if self._needs_dense():
+        if self._traced():
             return DenseVotes(self.dense()).agreement(poses)
         return vote_agreement(self._poses, self._weight, poses)
 
-    def _needs_dense(self) -> bool:
-        """Tracing and autocast see through ordinary operations only, not through the hand-written ones."""
+    def _traced(self) -> bool:
+        """Whether somebody looks on who knows ordinary operations only: the compiler, export, autocast."""
         return torch.compiler.is_compiling() or torch.is_autocast_enabled(self._poses.device.type)

@@ -49,11 +49,11 @@ class AlternatingTrainer:
         directions: Directions | None = None
 
         for turn in range(options.weight_steps):  # Algorithm 1, lines 3 to 6
+            self._module.zero_grad()  # first, so that the old gradients' memory is free for what follows
             output: Output = self._module(batch.images, labels)
             losses = self._losses(output, batch, present, step)
             if self.ascent and pending and options.alternation == "fused" and turn == options.weight_steps - 1:
                 directions = self.ascent.directions(output.capsules.totals, present, retain_graph=True)
-            self._module.zero_grad()
             self._fabric.backward(losses[0])
             for weight, stepped in zip(self._weights, self._stepped):
                 if stepped is not weight and weight.grad is not None:

@@ -81,7 +81,7 @@ class TrainOptions:
     average: float = _option(0.0, "training", "decay of a running average of the weights, which is then used (0: none)")
     reconstruction_weight: float = _option(0.0005, "training", "weight of the summed squared reconstruction error")
 
-    gamma: float = _option(1e-3, "discriminative routing", "γ, the size of a coefficient step")
+    gamma: float = _option(0.1, "discriminative routing", "γ, the size of a coefficient step")
     strength: float = _option(1e-5, "discriminative routing", "λ, the strength of the penalty")
     start: float = _option(1.0, "discriminative routing", "start value of the coefficients (uniform and learned too)")
     ascent: str = _option("plain", "discriminative routing", "rule of a coefficient step", ("plain", "adam"))

@@ -107,6 +107,8 @@ class _Run:
         fresh_trouble = (self.first_bad_step < 0) & ~statistics.isfinite().all()
         self.first_bad_step = torch.where(fresh_trouble, step + 1, self.first_bad_step)
         self.display.advance(step + 1)
+        if self.fabric.device.type != "cpu":
+            torch.accelerator.synchronize()  # or the clock would stop before the step is done
         if self.warm:
             self.train_seconds += time.perf_counter() - started
             self.timed_steps += 1
