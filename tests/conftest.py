@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the naive reference computations
+sys.path.insert(0, str(Path(__file__).parent))  # for the naive computations and the commands
 
-# A network small enough for a test, on the embedded data.
-TINY = {"conv_channels": 8, "primary_capsules": 4, "batch_size": 32, "threads": 1}
-TINY_FLAGS = ["--conv-channels", "8", "--primary-capsules", "4", "--batch-size", "32", "--threads", "1"]
+from commands import command_environment
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +32,3 @@ def torchcaps(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
         )
 
     return run
-
-
-def command_environment() -> dict[str, str]:
-    """The environment without what a launcher of distributed training may have left in it."""
-    left_over = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
-    return {name: value for name, value in os.environ.items() if name not in left_over} | {"COLUMNS": "120"}

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import torchcaps
-from conftest import TINY_FLAGS
+from commands import TINY_FLAGS
 from torchcaps.cli import COMMANDS, main
 from torchcaps.data import load
 

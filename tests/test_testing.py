@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import TINY_FLAGS
+from commands import TINY_FLAGS, command_environment
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.routing import ROUTINGS, Routing, Votes
 from torchcaps.testing import CONTRACT, check_routing
@@ -44,11 +44,15 @@ def test_a_routing_that_breaks_the_contract_is_found_out(routing, check):
         check_routing(routing, only=[check])
 
 
-def test_the_example_keeps_the_contract_and_trains_from_the_command_line(torchcaps, monkeypatch, tmp_path):
+def test_the_example_keeps_the_contract_and_trains_from_the_command_line(tmp_path):
+    """As its docstring says: from its own folder, with the installed command."""
     checked = subprocess.run(
-        [sys.executable, str(EXAMPLES / "median_routing.py")], capture_output=True, text=True, timeout=120
+        [sys.executable, "median_routing.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=120
     )
     assert checked.returncode == 0, checked.stderr
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    trained = torchcaps("train", "--routing", "median_routing:MedianRouting", *TINY_FLAGS, "--steps", 3, "--out", "run")
+    command = [str(Path(sys.executable).with_name("torchcaps")), "train", "--routing", "median_routing:MedianRouting"]
+    flags = [*TINY_FLAGS, "--steps", "3", "--out", str(tmp_path / "run")]
+    trained = subprocess.run(
+        [*command, *flags], cwd=EXAMPLES, capture_output=True, text=True, timeout=120, env=command_environment()
+    )
     assert trained.returncode == 0, trained.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
 import json
 import os
 import sys
@@ -32,25 +31,28 @@ from torchcaps.prune import prune
 from torchcaps.recipes import find_recipe, recipe_names
 from torchcaps.routing import ROUTINGS
 from torchcaps.train import Interrupted, RunFolder, TrainOptions, fit, read_options
-from torchcaps.train.environment import is_first_process, make_fabric, versions
+from torchcaps.train.environment import is_first_process, make_fabric, usable_cores, versions
 from torchcaps.train.options import flag
 from torchcaps.train.plan import Plan
 
 Arguments = argparse.Namespace
 
 # What may differ between the start of a run and its continuation without changing what is computed.
+PRUNING = "pruning.json"
 RESUMABLE = ("threads", "devices", "accelerator", "data_dir")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 2 for bad input."""
     arguments = _parser().parse_args(argv)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a routing of the user's own is looked for
     try:
         keep_memory()
         arguments.run(arguments)
         return 0
     except UserError as error:
-        return _fail(str(error), 2)
+        return _fail(str(error), 2) if is_first_process() else 2
     except Interrupted as stopped:
         return _fail(str(stopped), stopped.exit_code) if is_first_process() else stopped.exit_code
     except KeyboardInterrupt:
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+        if error.errno is None:
             raise
         return _fail(f"{error.strerror}: {error.filename or 'the output folder'}. Nothing that was there is lost.", 2)
 
@@ -79,6 +81,8 @@ def train(arguments: Arguments) -> None:
                 f"Only {', '.join(map(flag, RESUMABLE))} may be given with --resume."
             )
         folder = RunFolder.open(arguments.resume)
+        if (folder.path / PRUNING).exists():
+            raise UserError(f"{folder.path} holds a pruned network, not a run that could be resumed.")
         if folder.result.exists():
             print(f"The run in {folder.path} is finished.")
             _print_result(folder)
@@ -127,6 +131,11 @@ def evaluate_run(arguments: Arguments) -> None:
         )
     if len(plan.data.classes) != len(spec.classes):
         raise UserError(f"The network knows {len(spec.classes)} classes, {options.data} has {len(plan.data.classes)}.")
+    if options.data.startswith("folder:") and plan.data.classes != spec.classes:
+        raise UserError(
+            f"The network knows the classes {', '.join(spec.classes)}; "
+            f"{options.data} has {', '.join(plan.data.classes)}."
+        )
     _use_threads(options.threads)
     fabric = make_fabric(options)
     outcome = evaluate_test(network, plan, fabric, arguments.limit)
@@ -152,15 +161,16 @@ def prune_run(arguments: Arguments) -> None:
     network, spec = load_network(folder.network)
     pruned = prune(network, spec)
     options = dataclasses.replace(folder.options(), devices=1, validation=0, accelerator=arguments.accelerator)
-    smaller = RunFolder.create(arguments.out or folder.path.with_name(folder.path.name + "-pruned"), options)
-    save_network(smaller.network, pruned.network, pruned.spec)
     _use_threads(arguments.threads)
     plan, fabric = Plan.of(options), make_fabric(options)
+    smaller = RunFolder.create(arguments.out or folder.path.with_name(folder.path.name + "-pruned"), options)
+    save_network(smaller.network, pruned.network, pruned.spec)
     report: dict[str, Any] = {
         "capsules_removed": pruned.capsules_removed,
         "types_removed": pruned.types_removed,
     }
     for name, each, path in (("before", network, folder.network), ("after", pruned.network, smaller.network)):
+        evaluate_test(each, plan, fabric, limit=500)  # the first batch is slower: not counted
         outcome = evaluate_test(each, plan, fabric)
         report[name] = {
             "test_error_percent": outcome.error_percent,
@@ -169,7 +179,7 @@ def prune_run(arguments: Arguments) -> None:
             "file_mb": round(path.stat().st_size / 2**20, 2),
             "evaluate_images_per_second": round(outcome.images_per_second, 1),
         }
-    (smaller.path / "pruning.json").write_text(json.dumps(report, indent=2) + "\n")
+    (smaller.path / PRUNING).write_text(json.dumps(report, indent=2) + "\n")
     print(f"removed {pruned.capsules_removed} primary capsules, and {pruned.types_removed} types of them altogether")
     table = Table(box=None)
     for heading in ("", "test error, %", "parameters", "file, MB", "images/s"):
@@ -203,7 +213,7 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def _use_threads(threads: int | None) -> None:
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or usable_cores())
 
 
 def predict(arguments: Arguments) -> None:

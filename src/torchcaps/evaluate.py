@@ -55,7 +55,7 @@ def evaluate(
     *,
     fabric: Fabric,
     augmentation: Augmentation | None = None,
-    batch_size: int = 500,
+    batch_size: int | None = None,
     limit: int | None = None,
 ) -> Evaluation:
     """Classify the images of a split, shared out over the processes.
@@ -65,14 +65,14 @@ def evaluate(
     classes = network.classes
     batches = evaluation_batches(
         split,
-        batch_size=batch_size,
+        batch_size=batch_size or network.evaluation_batch,
         augmentation=augmentation,
         limit=limit,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
     confusion = torch.zeros(classes, classes, device=fabric.device)
-    totals = torch.zeros(4, dtype=torch.float64, device=fabric.device)  # images, errors, lengths right and wrong
+    totals = torch.zeros(4, device=fabric.device)  # images, errors, lengths right and wrong
     started = time.perf_counter()
     for batch in batches:
         batch = batch.on(fabric.device)

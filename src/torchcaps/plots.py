@@ -20,7 +20,7 @@ from torchcaps.routing import SharedRouting
 
 Metrics = Sequence[Mapping[str, float | None]]
 SHOWN_CLASSES = 10
-SAMPLE = 500  # images that a picture is made from
+SAMPLE = 200  # images that a picture is made from
 
 
 def draw_run(

@@ -33,6 +33,9 @@ def test_every_option_is_explained():
         ({"layers": "32"}, "COUNTxSIZE"),
         ({"layers": "0x8"}, "COUNTxSIZE"),
         ({"average": 1.0}, "below 1"),
+        ({"shrinkage": "proximal", "ascent": "adam"}, "goes with --ascent plain"),
+        ({"routing": "clustering", "alpha": 0.0}, "alpha"),
+        ({"matrix_sizes": "1,2,3"}, "four numbers"),
     ],
 )
 def test_nonsense_is_refused_with_the_option_named(given, message):

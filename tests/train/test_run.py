@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import TINY_FLAGS, command_environment
+from commands import TINY_FLAGS, command_environment
 from torchcaps.models import load_network
 
 STEPS = 30
@@ -212,6 +212,21 @@ def test_low_precision_and_no_reconstruction(torchcaps, tmp_path):
     finished = torchcaps("train", *flags, "--out", "run")
     assert finished.returncode == 0, finished.stderr
     assert not (tmp_path / "run" / "reconstructions.png").exists()
+
+
+def test_double_precision_trains_too(torchcaps, tmp_path):
+    finished = torchcaps("train", *TINY_FLAGS, "--steps", 2, "--precision", "64-true", "--out", "run")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_kill_while_the_first_row_is_written_does_no_harm(torchcaps, tmp_path):
+    flags = [*TINY_FLAGS, "--steps", 2, "--out", "run"]
+    assert torchcaps("train", *flags).returncode == 0
+    for name in ("result.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "metrics.csv").write_text("step,epo")
+    resumed = torchcaps("train", "--resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
 
 
 def test_a_validation_split_is_evaluated_on_instead_of_the_test_set(torchcaps, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import platform
 import re
 import statistics
@@ -18,6 +17,7 @@ import torch
 
 from torchcaps.bench.cases import Case
 from torchcaps.errors import UserError
+from torchcaps.train.environment import peak_memory_mb, usable_cores
 
 SLOW = 5.0  # seconds
 
@@ -56,18 +56,36 @@ class Worker:
         self._process = context.Process(target=_serve, args=(theirs, case), daemon=True)
         self._process.start()
         theirs.close()
+        self._calls = 1
+        self.times: list[float] = []
+        self.dead = False
 
-    def ask(self, calls: int) -> float:
-        """Seconds a call, over some calls in a row."""
-        self._pipe.send(calls)
-        return float(self._pipe.recv())
+    def warm_up(self, seconds: float) -> None:
+        """Two calls that do not count, the second to find how many calls take about ``seconds``."""
+        self._ask(1)  # memory is mapped and kernels are chosen in the first call
+        self._calls = max(1, round(seconds / max(1e-9, self._ask(1))))
+
+    def take_turn(self) -> None:
+        if not self.dead and not (self.times and self.times[0] > SLOW):
+            answer = self._ask(self._calls)
+            self.times = [] if self.dead else [*self.times, answer]
 
     def finish(self) -> float:
         """End the process; returns its memory in MB."""
-        self._pipe.send(0)
-        memory = float(self._pipe.recv())
+        memory = self._ask(0)
         self._process.join()
         return memory
+
+    def _ask(self, calls: int) -> float:
+        """Seconds a call, over some calls in a row; for no calls, the memory. NaN once the process has died."""
+        if self.dead:
+            return float("nan")
+        try:
+            self._pipe.send(calls)
+            return float(self._pipe.recv())
+        except (EOFError, OSError):
+            self.dead = True
+            return float("nan")
 
 
 def _serve(pipe: Connection, case: Case) -> None:
@@ -83,8 +101,6 @@ def _serve(pipe: Connection, case: Case) -> None:
 
 def _peak_memory_mb() -> float:
     """The most memory this process has held, as the operating system counts it."""
-    from torchcaps.train.environment import peak_memory_mb
-
     return peak_memory_mb(torch.device("cpu"))
 
 
@@ -97,24 +113,17 @@ def measure(
     of memory most likely, has no times.
     """
     with _quiet_exit():
-        workers: list[Worker | None] = [Worker(case) for case in cases]
-        calls = [1] * len(cases)
-        for index, worker in enumerate(workers):
-            try:
-                if worker is not None:
-                    worker.ask(1)  # memory is mapped and kernels are chosen in the first call
-                    calls[index] = max(1, round(seconds / worker.ask(1)))
-            except EOFError:
-                say(f"{cases[index].label}: ended before it was measured, most likely for want of memory")
-                workers[index] = None
-        times: list[list[float]] = [[] for _ in cases]
+        workers = [Worker(case) for case in cases]
+        for worker in workers:
+            worker.warm_up(seconds)
+            if worker.dead:
+                say(f"{worker.case.label}: ended before it was measured, most likely for want of memory")
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
-            for index, worker in enumerate(workers):
-                if worker is not None and not (number and times[index][0] > SLOW):
-                    times[index].append(worker.ask(calls[index]))
-        memory = [worker.finish() if worker is not None else float("nan") for worker in workers]
-    return [Measurement(case, tuple(each), mb) for case, each, mb in zip(cases, times, memory)]
+            for worker in workers:
+                worker.take_turn()
+        memory = [worker.finish() for worker in workers]
+    return [Measurement(worker.case, tuple(worker.times), mb) for worker, mb in zip(workers, memory)]
 
 
 @contextlib.contextmanager
@@ -155,7 +164,7 @@ def cpu_name() -> str:
 
 def check_threads(threads: int | None) -> int:
     """The number of threads to use; more than there are cores would measure the scheduler."""
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     if threads is not None and threads > cores:
         raise UserError(f"--threads {threads} is more than the {cores} cores of this machine.")
     return threads or cores

@@ -45,6 +45,8 @@ def run_bench(
     if strange:
         raise UserError(f"Unknown routing {strange[0]}: choose from {', '.join(ROUTINGS)}.")
     threads = check_threads(threads)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the work, in case it cannot be
     say = _to_stderr
     rate = gemm_rate(threads)
     summary: dict[str, Any] = {
@@ -202,7 +204,6 @@ def _print(summary: dict[str, Any]) -> None:
 
 def _keep(out: Path, summary: dict[str, Any], measured: Sequence[tuple[str, Measurement]]) -> None:
     """CSV, JSON and pictures, named by what they were measured on."""
-    out.mkdir(parents=True, exist_ok=True)
     machine = re.sub(r"[^a-z0-9.]+", "-", f"{summary['cpu']} {summary['threads']} threads".lower()).strip("-")
     name = f"{machine}-torch-{summary['torch'].partition('+')[0]}-{'-'.join(summary['networks'])}"
     with (out / f"{name}.csv").open("w", newline="") as file:

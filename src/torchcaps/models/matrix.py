@@ -33,6 +33,8 @@ class MatrixCapsuleNetwork(Network):
     matrices that start near the identity, all layers start with about half of their capsules on.
     """
 
+    evaluation_batch = 64  # EM routing holds the votes of all of them
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],

@@ -59,18 +59,21 @@ def make_routing(name: str, **settings: Any) -> Routing:
     """
     factory = _routing_class(name)
     accepted = inspect.signature(factory).parameters
-    return factory(**{key: value for key, value in settings.items() if key in accepted})
+    try:
+        return factory(**{key: value for key, value in settings.items() if key in accepted})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"Cannot make the routing '{name}': {error}.") from error
 
 
 def _routing_class(name: str) -> type[Routing]:
     if name in ROUTINGS:
         return ROUTINGS[name]
     module, _, attribute = name.partition(":")
-    if not attribute:
+    if not (module and attribute):
         raise UserError(f"Unknown routing '{name}'. Choose one of {', '.join(ROUTINGS)}, or module:Class.")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a module of the user's own does when it is imported
         raise UserError(f"Could not load the routing '{name}': {error}.") from error
     if not (inspect.isclass(found) and issubclass(found, Routing)):
         raise UserError(f"'{name}' is not a subclass of torchcaps.routing.Routing.")

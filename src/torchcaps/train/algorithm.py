@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 
 from torchcaps.data import Batch
@@ -31,9 +32,10 @@ class AlternatingTrainer:
         self.ascent = Ascent(fabric, routings, options) if routings and options.routing_steps else None
         kept_apart = {id(routing.coefficients) for routing in routings}
         self._weights = [each for each in network.parameters() if id(each) not in kept_apart]
+        self._module = fabric.setup_module(network)  # moves the weights to the device: only then can they be viewed
         self._stepped = [_in_memory_order(each) for each in self._weights]
-        optimizer = torch.optim.Adam(self._stepped, lr=options.learning_rate, fused=True)
-        self._module, self.optimizer = fabric.setup(network, optimizer)
+        adam = torch.optim.Adam(self._stepped, lr=options.learning_rate, fused=True)
+        self.optimizer: _FabricOptimizer = fabric.setup_optimizers(adam)  # type: ignore[assignment]
         self.average: dict[str, Tensor] | None = None
         if options.average:
             self.average = {name: each.clone() for name, each in network.state_dict().items()}
@@ -50,6 +52,7 @@ class AlternatingTrainer:
 
         for turn in range(options.weight_steps):  # Algorithm 1, lines 3 to 6
             self._module.zero_grad()  # first, so that the old gradients' memory is free for what follows
+            self.optimizer.zero_grad()
             output: Output = self._module(batch.images, labels)
             losses = self._losses(output, batch, present, step)
             if self.ascent and pending and options.alternation == "fused" and turn == options.weight_steps - 1:
@@ -57,7 +60,7 @@ class AlternatingTrainer:
             self._fabric.backward(losses[0])
             for weight, stepped in zip(self._weights, self._stepped):
                 if stepped is not weight and weight.grad is not None:
-                    stepped.grad = _contiguous_view(weight.grad)
+                    stepped.grad = weight.grad.permute(_memory_order(weight))
             self.optimizer.step()
         if self.ascent and directions is not None:
             self.ascent.step(directions)
@@ -106,8 +109,9 @@ class AlternatingTrainer:
         wrong_length = (lengths * (1 - present)).sum() / (1 - present).sum()
         return torch.stack([each.detach().float() for each in (*losses, wrong, right_length, wrong_length)])
 
-    def coefficients_finite(self) -> bool:
-        return self.ascent is None or all(bool(each.isfinite().all()) for each in self.ascent.coefficients)
+    def is_finite(self) -> bool:
+        """Whether all weights and coefficients are."""
+        return all(bool(each.isfinite().all()) for each in self.network.parameters())
 
     def trained_network(self) -> Network:
         """The network to use: with the averaged weights if they are kept."""
@@ -149,13 +153,13 @@ def _in_memory_order(parameter: nn.Parameter) -> nn.Parameter:
 
     Fused Adam copies whatever is not contiguous to and fro, which takes longer than the step itself.
     """
-    return parameter if parameter.is_contiguous() else nn.Parameter(_contiguous_view(parameter.data))
+    return parameter if parameter.is_contiguous() else nn.Parameter(parameter.data.permute(_memory_order(parameter)))
 
 
-def _contiguous_view(tensor: Tensor) -> Tensor:
-    """A view of densely stored numbers with the axes in the order of memory."""
+def _memory_order(tensor: Tensor) -> list[int]:
+    """The axes of a densely stored tensor, the one with the longest strides first."""
     strides = tensor.stride()
-    return tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
+    return sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
 
 
 def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

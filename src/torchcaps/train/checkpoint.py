@@ -39,6 +39,7 @@ class Checkpoints:
                 return read_tensors(path)
             except DamagedFile as error:
                 say(f"{error} Going back to the one before it.")
+                path.rename(path.with_suffix(".damaged"))  # or it would take the place of a good one
         if paths:
             raise UserError(f"No checkpoint in {self.folder} is intact. The run cannot be resumed: start it again.")
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import UserError
 from torchcaps.train.options import TrainOptions
@@ -19,6 +21,18 @@ from torchcaps.train.options import TrainOptions
 def is_first_process() -> bool:
     """Whether this is the one process that writes files and talks, as far as launchers have told it."""
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+
+
+def usable_cores() -> int:
+    """The cores this process may use, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def local_processes(options: TrainOptions) -> int:
+    """How many processes share this machine: those of ``--devices``, or those that ``torchrun`` started."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", options.devices))
 
 
 def make_fabric(options: TrainOptions) -> Fabric:
@@ -35,7 +49,7 @@ def make_fabric(options: TrainOptions) -> Fabric:
             num_nodes=nodes,
             precision=options.precision,  # type: ignore[arg-type]
         )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"Cannot use accelerator '{options.accelerator}' with {devices} device(s): {error}") from error
 
 
@@ -45,6 +59,9 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     if sys.platform == "win32":
         return float("nan")  # not counted there
+    status = Path("/proc/self/status")
+    if status.exists():  # unlike getrusage, it starts anew with the program and not with what started it
+        return float(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) / 2**10
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -96,7 +96,10 @@ class RunFolder:
         """Drop the rows of steps that a resumed run will take again."""
         if not self.metrics.exists():
             return
-        header, *rows = self.metrics.read_text().splitlines(keepends=True)
+        header, *rows = self.metrics.read_text().splitlines(keepends=True) or [""]
+        if not header.endswith("\n"):  # ended while the first row was being written
+            self.metrics.unlink()
+            return
         # A row without its line end was cut off by whatever ended the run.
         kept = [row for row in rows if row.endswith("\n") and int(row.partition(",")[0]) <= step]
         write_atomically(self.metrics, "".join([header, *kept]).encode())

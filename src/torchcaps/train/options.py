@@ -112,7 +112,7 @@ class TrainOptions:
     )
     out: str | None = _option(None, "run", "folder for the run [runs/DATA-ROUTING-TIME]")
     log_every: int = _option(20, "run", "steps between rows of metrics.csv")
-    evaluate_every: int | None = _option(None, "run", "steps between evaluations [an epoch]")
+    evaluate_every: int | None = _option(None, "run", "steps between evaluations [an epoch, 2000 at the most]")
     checkpoint_every: int = _option(500, "run", "steps between checkpoints")
     test_images: int | None = _option(None, "run", "evaluate on this many images only [all; multi-mnist: 10000]")
 
@@ -128,7 +128,7 @@ class TrainOptions:
         )
         self._require_at_least(
             0,
-            "validation shift crop cutout warmup routing_steps gamma strength decay learning_rate average seed",
+            "alpha validation shift crop cutout warmup routing_steps gamma strength decay learning_rate average seed",
         )
         if self.epochs is not None and self.steps is not None:
             raise UserError("Give --epochs or --steps, not both.")
@@ -136,6 +136,8 @@ class TrainOptions:
             raise UserError(f"--average is a decay below 1 such as 0.999, not {self.average}.")
         if self.batch_size % self.devices:
             raise UserError(f"--batch-size {self.batch_size} cannot be shared evenly by {self.devices} devices.")
+        if self.shrinkage == "proximal" and self.ascent == "adam":
+            raise UserError("--shrinkage proximal goes with --ascent plain: Adam rescales the step it belongs to.")
         self.hidden_layers()
         self.matrix_network_sizes()
         make_routing(self.routing, **self.routing_settings())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -17,12 +16,20 @@ from rich.console import Console
 from torch import Tensor
 
 from torchcaps import plots
-from torchcaps.data import DataSet, Split
+from torchcaps.data import Split
 from torchcaps.errors import UserError
 from torchcaps.evaluate import Evaluation, evaluate
 from torchcaps.models import Network, save_network
 from torchcaps.train.algorithm import STATISTICS, AlternatingTrainer
-from torchcaps.train.environment import commit, is_first_process, make_fabric, peak_memory_mb, versions
+from torchcaps.train.environment import (
+    commit,
+    is_first_process,
+    local_processes,
+    make_fabric,
+    peak_memory_mb,
+    usable_cores,
+    versions,
+)
 from torchcaps.train.folder import RunFolder
 from torchcaps.train.options import DEFAULT_EPOCHS, TrainOptions
 from torchcaps.train.plan import Plan
@@ -43,10 +50,10 @@ def fit(options: TrainOptions, *, resume: Path | None = None, console: Console |
 
     With ``resume``, ``options`` are those of the run in that folder, which is continued.
     """
-    torch.set_num_threads(options.threads or max(1, (os.cpu_count() or 1) // options.devices))
     fabric = make_fabric(options)
+    torch.set_num_threads(options.threads or max(1, usable_cores() // local_processes(options)))
     plan = Plan.of(options)
-    plan.batches()
+    plan.batches(0, fabric.world_size if fabric.world_size > 1 else options.devices)
     network = plan.build_network()
     path = resume or _out(options)
     if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
@@ -60,7 +67,8 @@ def _out(options: TrainOptions) -> Path:
     if options.out:
         return Path(options.out)
     data = options.data.partition(":")[0]
-    return Path("runs") / f"{data}-{options.routing.replace(':', '.')}-{datetime.now():%Y%m%d-%H%M%S}"
+    kind = options.routing.replace(":", ".") if options.model == "capsnet" else options.model
+    return Path("runs") / f"{data}-{kind}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 class _Run:
@@ -79,13 +87,13 @@ class _Run:
         self.display = ProgressDisplay(console, total_steps=self.total_steps, enabled=fabric.is_global_zero)
         self.sums = torch.zeros(len(STATISTICS) + 1, device=fabric.device)  # since the last row; last: steps
         self.first_bad_step = torch.full((), -1, device=fabric.device)
+        self.started = time.perf_counter()
         self.train_seconds = 0.0
         self.timed_steps = 0
         self.warm = False  # in a process's first step memory is mapped and kernels are chosen: start-up, not speed
         self.last_evaluation: Evaluation | None = None
 
     def to_the_end(self) -> Path:
-        started = time.perf_counter()
         with self.display, _stop_signals() as stop:
             step = self._restore()
             while step < self.total_steps:
@@ -97,7 +105,7 @@ class _Run:
                     self._checkpoint(step)
                 if stopped_by:
                     raise Interrupted(self.folder, stopped_by)
-            self._finish(step, started)
+            self._finish(step)
         return self.folder.path
 
     def _train_step(self, step: int) -> None:
@@ -150,7 +158,7 @@ class _Run:
 
     def _check_finite(self, step: int) -> None:
         bad = int(self.fabric.all_reduce(self.first_bad_step, reduce_op="max"))  # type: ignore[arg-type]
-        if bad < 0 and self.trainer.coefficients_finite():
+        if bad < 0 and self.trainer.is_finite():
             return
         checkpoints = self.folder.checkpoints.paths()
         kept = f"The last good checkpoint is {checkpoints[-1]}." if checkpoints else "No checkpoint had been made yet."
@@ -159,7 +167,7 @@ class _Run:
             if self.trainer.ascent
             else "weight steps that are too large: choose a smaller --learning-rate"
         )
-        where = f"at step {bad}" if bad >= 0 else f"in the coefficients by step {step}"
+        where = f"at step {bad}" if bad >= 0 else f"in the weights by step {step}"
         raise UserError(f"Training produced numbers that are not finite {where}. The likely cause is {cause}. {kept}")
 
     def _evaluate(self, split: Split) -> Evaluation:
@@ -176,7 +184,8 @@ class _Run:
         self._gather_sums()
         if self.fabric.is_global_zero:
             tensors = self.trainer.tensors() | {"sums": self.sums}
-            state = {"train_seconds": self.train_seconds, "timed_steps": self.timed_steps}
+            seconds = time.perf_counter() - self.started
+            state = {"seconds": seconds, "train_seconds": self.train_seconds, "timed_steps": self.timed_steps}
             self.folder.checkpoints.save(step, tensors, state)
         self.fabric.barrier()
 
@@ -191,6 +200,7 @@ class _Run:
             if self.fabric.is_global_zero:
                 self.sums.copy_(tensors["sums"])
             self.train_seconds, self.timed_steps = state["train_seconds"], state["timed_steps"]
+            self.started -= state["seconds"]
             self.display.say(f"Continuing after step {step} of {self.total_steps}.")
         if self.fabric.is_global_zero:
             self.folder.forget_metrics_after(step)
@@ -202,20 +212,18 @@ class _Run:
             return signal_number
         return int(self.fabric.all_reduce(torch.tensor(signal_number), reduce_op="max"))  # type: ignore[arg-type]
 
-    def _finish(self, step: int, started: float) -> None:
+    def _finish(self, step: int) -> None:
         data, trainer = self.plan.data, self.trainer
         network = trainer.trained_network()
-        if self.last_evaluation is None or data.validation is not None:
-            test = self._evaluate(data.test)
-        else:
-            test = self.last_evaluation
+        last = self.last_evaluation or self._evaluate(data.validation or data.test)
+        test = last if data.validation is None else self._evaluate(data.test)
         if not self.fabric.is_global_zero:
             return
         save_network(self.folder.network, network, self.plan.spec)
         result: dict[str, Any] = {
             "data": self.options.data,
             "model": self.options.model,
-            "routing": self.options.routing,
+            "routing": self.options.routing if self.options.model == "capsnet" else None,
             "reconstruction": self.options.reconstruction,
             "seed": self.options.seed,
             "steps": step,
@@ -223,13 +231,13 @@ class _Run:
             "batch_size": self.options.batch_size,
             "test_error_percent": test.error_percent,
             "test_images": test.images,
-            "validation_error_percent": _validation_error(self.last_evaluation, data),
+            "validation_error_percent": last.error_percent if data.validation is not None else None,
             "train_images_per_second": round(self._images_per_second(), 1),
             "evaluate_images_per_second": round(test.images_per_second, 1),
             "parameters": sum(each.numel() for each in network.parameters()),
             "peak_memory_mb": round(peak_memory_mb(self.fabric.device), 1),
             "train_seconds": round(self.train_seconds, 2),
-            "seconds": round(time.perf_counter() - started, 2),
+            "seconds": round(time.perf_counter() - self.started, 2),
             "threads": torch.get_num_threads(),
             "processes": self.fabric.world_size,
             "device": str(self.fabric.device),
@@ -246,10 +254,6 @@ class _Run:
             augmentation=self.plan.augmentation,
         )
         self.folder.write_result(result)
-
-
-def _validation_error(last: Evaluation | None, data: DataSet) -> float | None:
-    return last.error_percent if last is not None and data.validation is not None else None
 
 
 def _coefficient_statistics(trainer: AlternatingTrainer) -> dict[str, float]:
