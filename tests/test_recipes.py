@@ -20,7 +20,7 @@ TABLE = [
     *(("cifar-10", routing, False) for routing in ("dynamic", "l2", "l1")),
 ]
 
-OURS = {"mnist-short", "fashion-mnist-short", "mnist-three-layers"}
+OURS = {"mnist-short", "fashion-mnist-short", "mnist-three-layers", "mnist-matrix", "mnist-cnn"}
 
 
 def pretend(name: str, **request: object) -> DataSet:

@@ -21,6 +21,7 @@ import torchcaps
 from torchcaps import data
 from torchcaps.bench import run_bench
 from torchcaps.bench.cases import ARCHITECTURES
+from torchcaps.bench.report import KINDS
 from torchcaps.data.fetch import cache_root, fetch, verify
 from torchcaps.errors import UserError
 from torchcaps.evaluate import Evaluation, evaluate
@@ -52,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.run(arguments)
         return 0
     except UserError as error:
-        return _fail(str(error), 2) if is_first_process() else 2
+        return _fail(str(error), 2)
     except Interrupted as stopped:
-        return _fail(str(stopped), stopped.exit_code) if is_first_process() else stopped.exit_code
+        return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return _fail("Stopped.", 130)
     except BrokenPipeError:
@@ -67,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    """Say what is wrong, once: of several processes the first one speaks and has the exit code.
+
+    A launcher that sees another process fail might kill the first before it has spoken.
+    """
+    if not is_first_process():
+        return 0
     print(f"torchcaps: {message}", file=sys.stderr)
     return code
 
@@ -253,7 +260,8 @@ def data_list(arguments: Arguments) -> None:
 
 def data_fetch(arguments: Arguments) -> None:
     for name in arguments.names:
-        fetch(name, cache=arguments.data_dir, source=arguments.source, report=print)
+        folder = fetch(name, cache=arguments.data_dir, source=arguments.source, report=print)
+        print(f"{name} is ready in {folder}")
 
 
 def data_verify(arguments: Arguments) -> None:
@@ -355,7 +363,7 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
         "--networks", nargs="+", metavar="NAME", default=["mnist"], help=f"of {', '.join(ARCHITECTURES)} [mnist]"
     )
     parser.add_argument(
-        "--routings", nargs="+", metavar="NAME", default=list(ROUTINGS), help=f"of {', '.join(ROUTINGS)} [all]"
+        "--routings", nargs="+", metavar="NAME", default=KINDS, help=f"routings and models, of {', '.join(KINDS)} [all]"
     )
     parser.add_argument("--batch-size", type=_positive, default=128, metavar="N", help="images in a step [128]")
     parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads [all cores]")

@@ -57,7 +57,10 @@ def test_unknown_names_are_refused():
         report.run_bench(routings=["l3"])
 
 
-@pytest.mark.parametrize("case", [TrainingStep("l2", 2, 1), Inference("dynamic", 2, 1), ClassLayerStep("l1", 2, 1)])
+@pytest.mark.parametrize(
+    "case",
+    [TrainingStep("l2", 2, 1), TrainingStep("cnn", 2, 1), Inference("dynamic", 2, 1), ClassLayerStep("l1", 2, 1)],
+)
 def test_every_kind_of_case_works(case):
     work = case.prepare()
     work()

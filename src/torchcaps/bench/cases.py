@@ -15,11 +15,13 @@ from torchcaps import functional
 from torchcaps.data import Batch
 from torchcaps.functional import class_signs, discriminative_power, margin_loss, multi_hot
 from torchcaps.layers import CapsuleLayer
-from torchcaps.models import CapsuleNetwork, capsnet
+from torchcaps.models import MODELS, Network, NetworkSpec, capsnet
 from torchcaps.ops import keep_memory
 from torchcaps.routing import DenseVotes, DiscriminativeRouting, make_routing
 from torchcaps.train import TrainOptions
 from torchcaps.train.algorithm import AlternatingTrainer
+
+OTHER_MODELS = tuple(name for name in MODELS if name != "capsnet")
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,21 @@ class Architecture:
     decoder: bool
     present: int = 1
 
-    def build(self, routing: str) -> CapsuleNetwork:
-        return CapsuleNetwork(
-            self.image_shape,
-            10,
-            [make_routing(routing)],
+    def build(self, kind: str) -> Network:
+        """The capsnet with a routing, or one of the other models."""
+        spec = NetworkSpec(
+            image_shape=self.image_shape,
+            source_shape=self.image_shape,
+            classes=tuple("0123456789"),
+            model=kind if kind in OTHER_MODELS else "capsnet",
+            routing="uniform" if kind in OTHER_MODELS else kind,
+            routing_settings={"iterations": 3},
             primary_capsules=self.primary_capsules,
             negative_slope=self.negative_slope,
             decoder=self.decoder,
             present=self.present,
         )
+        return spec.build()
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -57,6 +64,7 @@ class Case(ABC):
     """Something to measure, in a process of its own."""
 
     routing: str
+    """A routing of the capsnet, or another model."""
     batch_size: int
     threads: int
     ordinary: bool = False
@@ -98,7 +106,7 @@ class TrainingStep(Case):
 
     def _work(self) -> Callable[[], object]:
         architecture = ARCHITECTURES[self.architecture]
-        options = TrainOptions(routing=self.routing, reconstruction=architecture.decoder, alternation=self.alternation)
+        options = TrainOptions(reconstruction=architecture.decoder, alternation=self.alternation)
         network = architecture.build(self.routing)
         fabric = Fabric(accelerator="cpu", devices=1)
         trainer = AlternatingTrainer(fabric, network, options, total_steps=10**6)

@@ -6,6 +6,7 @@ from itertools import product
 
 from torchcaps.bench.cases import ARCHITECTURES
 from torchcaps.layers import CapsuleLayer
+from torchcaps.models import CapsuleNetwork
 from torchcaps.ops.bilinear import taps_of_phases
 from torchcaps.ops.plan import Shape, best_tile
 
@@ -20,6 +21,7 @@ def training_gflop(architecture: str, batch: int) -> float:
     class capsules with the ascent, and the decoder. Not counted: squash, losses, Adam, data.
     """
     network = ARCHITECTURES[architecture].build("l2")
+    assert isinstance(network, CapsuleNetwork)
     image_channels, *sides = ARCHITECTURES[architecture].image_shape
     rows, columns, types = network.map_shape
     shape = Shape(batch, CHANNELS, types * network.primary.size, (rows, columns), KERNEL, STRIDE)

@@ -16,12 +16,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from torchcaps.bench.cases import ARCHITECTURES, Case, ClassLayerStep, Inference, TrainingStep
+from torchcaps.bench.cases import ARCHITECTURES, OTHER_MODELS, Case, ClassLayerStep, Inference, TrainingStep
 from torchcaps.bench.measure import Measurement, check_threads, cpu_name, gemm_rate, measure
 from torchcaps.bench.operations import training_gflop
 from torchcaps.errors import UserError
 from torchcaps.routing import ROUTINGS, DiscriminativeRouting
 
+KINDS = (*ROUTINGS, *OTHER_MODELS)
+DISCRIMINATIVE = [name for name, each in ROUTINGS.items() if issubclass(each, DiscriminativeRouting)]
 CLASS_COUNTS = (10, 20, 50, 100, 200, 500, 1000)
 DENSE_COPIES = 5  # vote-sized tensors that dynamic routing with votes holds at its peak
 
@@ -29,7 +31,7 @@ DENSE_COPIES = 5  # vote-sized tensors that dynamic routing with votes holds at 
 def run_bench(
     *,
     architectures: Sequence[str] = ("mnist",),
-    routings: Sequence[str] = tuple(ROUTINGS),
+    routings: Sequence[str] = KINDS,
     batch_size: int = 128,
     threads: int | None = None,
     rounds: int = 5,
@@ -41,9 +43,9 @@ def run_bench(
     unknown = [each for each in architectures if each not in ARCHITECTURES]
     if unknown:
         raise UserError(f"Unknown network {unknown[0]}: choose from {', '.join(ARCHITECTURES)}.")
-    strange = [each for each in routings if each not in ROUTINGS]
+    strange = [each for each in routings if each not in KINDS]
     if strange:
-        raise UserError(f"Unknown routing {strange[0]}: choose from {', '.join(ROUTINGS)}.")
+        raise UserError(f"Unknown routing or model {strange[0]}: choose from {', '.join(KINDS)}.")
     threads = check_threads(threads)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # before the work, in case it cannot be
@@ -136,7 +138,7 @@ def _network_summary(
         "share_of_limit_percent": {
             each.case.label: round(100 * gflop / rate / each.median, 1)
             for each in step
-            if not each.case.ordinary and issubclass(ROUTINGS[each.case.routing], DiscriminativeRouting)
+            if not each.case.ordinary and each.case.routing in DISCRIMINATIVE
         },
     }
 
