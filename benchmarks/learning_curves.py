@@ -55,7 +55,7 @@ def main() -> None:
     cases = [
         TrainingStep("l2", 128, threads),
         TrainingStep("l2", 128, threads, alternation="strict"),
-        TrainingStep("l2", 128, threads, ordinary=True),
+        TrainingStep("l2", 128, threads, ordinary=True, keep=False),
     ]
     rows: list[Row] = []
     for case in cases:  # in a process each, because the ordinary path replaces functions

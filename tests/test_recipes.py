@@ -50,7 +50,9 @@ def test_there_is_one_recipe_for_each_row_of_the_papers_table():
 def test_every_recipe_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr("torchcaps.train.plan.load", pretend)
     recipe = read_options(find_recipe(name))
-    options = TrainOptions(**{**recipe, "steps": 2, "batch_size": 4, "out": str(tmp_path / "run"), "threads": 1})
+    options = TrainOptions(
+        **{**recipe, "epochs": None, "steps": 2, "batch_size": 4, "out": str(tmp_path / "run"), "threads": 1}
+    )
     folder = fit(options)
     result = json.loads((folder / "result.json").read_text())
     assert result["steps"] == 2

@@ -35,7 +35,8 @@ def test_a_case_that_dies_has_no_times_and_does_not_take_the_others_with_it():
 
 
 def test_labels_tell_the_cases_apart():
-    assert TrainingStep("l2", 128, 2, ordinary=True).label == "l2, ordinary"
+    assert TrainingStep("l2", 128, 2, ordinary=True, keep=False).label == "l2, ordinary"
+    assert TrainingStep("l2", 128, 2, ordinary=True).label == "l2, ordinary, memory kept"
     assert TrainingStep("l2", 128, 2, alternation="strict").label == "l2, strict"
 
 

@@ -28,11 +28,11 @@ def test_ratios_are_to_what_everyone_writes(capsys, tmp_path):
     assert rows["l2"]["speed_ratio"] == 5.0
     assert rows["l2"]["speed_ratio_to_own_dynamic"] == 1.0
     assert rows["l2"]["memory_ratio"] == pytest.approx(1 / 3, abs=1e-3)
-    assert set(rows) == {"dynamic, ordinary", "l2, ordinary", "dynamic", "l2", "l2, strict"}
+    assert set(rows) == {"dynamic, ordinary", "dynamic, ordinary, memory kept", "dynamic", "l2", "l2, strict"}
     kept = {path.suffix for path in (tmp_path / "results").iterdir()}
     assert kept == {".csv", ".json", ".png"}
     (table,) = (tmp_path / "results").glob("*.csv")
-    assert len(table.read_text().splitlines()) == 1 + 5 + 3 + 3 * len(report.CLASS_COUNTS)
+    assert len(table.read_text().splitlines()) == 1 + 5 + 4 + 3 * len(report.CLASS_COUNTS)
 
 
 def test_what_cannot_fit_into_memory_is_not_tried(capsys):

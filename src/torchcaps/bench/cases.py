@@ -68,11 +68,15 @@ class Case(ABC):
     batch_size: int
     threads: int
     ordinary: bool = False
-    """Library convolutions, all votes in memory, the allocator as it comes: what everyone writes."""
+    """Library convolutions and all votes in memory: what everyone writes."""
+    keep: bool = True
+    """Whether the allocator is told to keep its memory, which hardly anyone does."""
 
     @property
     def label(self) -> str:
-        return f"{self.routing}, ordinary" if self.ordinary else self.routing
+        if not self.ordinary:
+            return self.routing
+        return f"{self.routing}, ordinary" + (", memory kept" if self.keep else "")
 
     def prepare(self) -> Callable[[], object]:
         """Set up this process and return what is to be timed, to be called any number of times."""
@@ -86,7 +90,7 @@ class Case(ABC):
         if self.ordinary:
             capsnet.conv_pair = _ordinary_conv_pair  # type: ignore[attr-defined]
             CapsuleLayer.make_votes = _broadcast_votes
-        else:
+        if self.keep:
             keep_memory()
 
     @abstractmethod

@@ -89,16 +89,18 @@ def _step_cases(architecture: str, routings: Sequence[str], batch_size: int, thr
     def case(routing: str, **more: Any) -> Case:
         return TrainingStep(routing, batch_size, threads, architecture=architecture, **more)
 
-    references = [case("dynamic", ordinary=True), case("l2", ordinary=True)]
+    references = [case("dynamic", ordinary=True, keep=False), case("dynamic", ordinary=True)]
     fast = list(dict.fromkeys(["dynamic", *routings]))  # the ratios need dynamic routing
     strict = [case("l2", alternation="strict")] if "l2" in routings else []
     return [*references, *(case(name) for name in fast), *strict]
 
 
 def _inference_cases(architecture: str, routings: Sequence[str], batch_size: int, threads: int) -> list[Case]:
-    reference = Inference("dynamic", batch_size, threads, ordinary=True, architecture=architecture)
-    fast = list(dict.fromkeys(["dynamic", *routings]))
-    return [reference, *(Inference(name, batch_size, threads, architecture=architecture) for name in fast)]
+    def case(routing: str, **more: Any) -> Case:
+        return Inference(routing, batch_size, threads, architecture=architecture, **more)
+
+    references = [case("dynamic", ordinary=True, keep=False), case("dynamic", ordinary=True)]
+    return [*references, *(case(name) for name in dict.fromkeys(["dynamic", *routings]))]
 
 
 def measure_classes(batch_size: int, threads: int, rounds: int) -> list[Measurement]:
@@ -111,7 +113,7 @@ def measure_classes(batch_size: int, threads: int, rounds: int) -> list[Measurem
     available = _memory_mb()
     for count in CLASS_COUNTS:
         for routing, ordinary in (("dynamic", True), ("dynamic", False), ("l2", False)):
-            case = ClassLayerStep(routing, batch_size, threads, ordinary=ordinary, classes=count)
+            case = ClassLayerStep(routing, batch_size, threads, ordinary=ordinary, keep=not ordinary, classes=count)
             needed = case.state_mb() + (DENSE_COPIES * case.votes_mb() if ordinary else 0)
             if needed > 0.9 * available:
                 _to_stderr(f"{case.label}, {count} classes: needs about {needed / 1024:.0f} GB, not tried")
@@ -269,5 +271,5 @@ def plot_classes(rows: Sequence[dict[str, Any]]) -> Figure:
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    memory.legend(frameon=False)
+    memory.legend(frameon=False, loc="upper left", fontsize=8)
     return figure
