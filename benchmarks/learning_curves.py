@@ -22,8 +22,8 @@ from torchcaps.train import TrainOptions
 from torchcaps.train.algorithm import AlternatingTrainer
 from torchcaps.train.plan import Plan
 
-EVERY = 25
-TEST_IMAGES = 5000
+EVERY = 10
+TEST_IMAGES = 2000
 RESULTS = Path(__file__).parent / "results"
 Row = tuple[str, int, float, float, float]
 
@@ -51,11 +51,11 @@ def train(case: Case, steps: int) -> list[Row]:
 
 
 def main() -> None:
-    steps, threads = (int(given) for given in [*sys.argv[1:], "150", "2"][:2])
+    steps, threads = (int(given) for given in [*sys.argv[1:], "50", "2"][:2])
     cases = [
         TrainingStep("l2", 128, threads),
         TrainingStep("l2", 128, threads, alternation="strict"),
-        TrainingStep("l2", 128, threads, ordinary=True, keep=False),
+        TrainingStep("l2", 128, threads, ordinary=True),
     ]
     rows: list[Row] = []
     for case in cases:  # in a process each, because the ordinary path replaces functions

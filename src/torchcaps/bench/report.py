@@ -175,7 +175,7 @@ def _layer_row(each: Measurement) -> dict[str, Any]:
 
 def _print(summary: dict[str, Any]) -> None:
     console = Console()
-    console.width = max(console.width, 100)
+    console.width = max(console.width, 120)
     console.print(
         f"{summary['cpu']}, {summary['threads']} threads, torch {summary['torch']}, batch {summary['batch_size']}, "
         f"matrix products at {summary['gemm_gflops']:g} GFLOP/s",
