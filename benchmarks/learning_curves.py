@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from torchcaps.bench.cases import Case, TrainingStep
 from torchcaps.evaluate import evaluate
@@ -66,21 +67,30 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["case", "step", "seconds", "loss", "test_error_percent"])
         writer.writerows(rows)
+    draw(rows)
+
+
+def draw(rows: list[Row]) -> None:
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    for case in cases:
-        own = [row for row in rows if row[0] == case.label]
-        style = "--" if case.ordinary else "-"
-        by_step.plot([row[1] for row in own], [row[4] for row in own], style, marker=".", label=case.label)
-        by_time.plot([row[2] for row in own], [row[4] for row in own], style, marker=".", label=case.label)
+    for label in dict.fromkeys(row[0] for row in rows):
+        own = [row for row in rows if row[0] == label]
+        style = "--" if "ordinary" in label else "-"
+        by_step.plot([row[1] for row in own], [row[4] for row in own], style, marker=".", label=label)
+        by_time.plot([row[2] for row in own], [row[4] for row in own], style, marker=".", label=label)
     by_step.set_xlabel("step")
     by_time.set_xlabel("seconds of training")
     by_step.set_ylabel(f"error on {TEST_IMAGES} test images, %")
     by_time.set_xscale("log")
     for axes in (by_step, by_time):
         axes.set_yscale("log")
-        axes.grid(alpha=0.3)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3, which="both")
         axes.spines[["top", "right"]].set_visible(False)
+    by_step.set_yticks([10, 20, 40])
+    by_time.set_xticks([2, 5, 10, 20, 50, 100])
     by_step.legend(frameon=False)
     figure.savefig(RESULTS / "learning-curves.png", dpi=120)
 
