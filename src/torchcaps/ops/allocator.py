@@ -18,14 +18,11 @@ def keep_memory() -> bool:
     """Tell this process's allocator to keep freed memory; True where that is supported (Linux with glibc).
 
     By default glibc maps every tensor over 32 MB afresh and unmaps it when it dies. The system then clears each
-    page again on first touch, which in a training step costs more time than the arithmetic. After this call
+    page again on first touch, which can cost more time than the arithmetic. After this call
     large tensors come from the ordinary heap, and what they leave behind is used again.
 
     The price: memory is given back to the system only when the process ends. That is a decision for a program,
     not for a library, so nothing in torchcaps calls this on import. Call it once, before the first large tensor.
-
-    >>> keep_memory()  # doctest: +SKIP
-    True
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
