@@ -255,7 +255,9 @@ def data_list(arguments: Arguments) -> None:
             row.cached,
             row.summary,
         )
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, 130)  # longer lines read better than broken ones
+    console.print(table)
 
 
 def data_fetch(arguments: Arguments) -> None:
