@@ -129,6 +129,29 @@ def class_signs(present: Tensor, *, balanced: bool = False) -> Tensor:
     return torch.where(present > 0, signs, share * signs)
 
 
+def class_powers(totals: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean squared length of every class capsule (J,), counted where its class is present, and where it is not.
+
+    Both are means over the whole batch, so those of several processes can be averaged.
+    """
+    squares = totals.square().sum(-1)
+    return (present * squares).mean(0), ((1 - present) * squares).mean(0)
+
+
+def ratio_signs(present: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
+    """Weights in place of δ with which ``r`` becomes Σ_j log(right_j / wrong_j), as far as its gradient goes: ours.
+
+    How much longer a capsule is where it should be than where it should not, as in Fisher's discriminant: unlike
+    the paper's difference it does not grow with the scale of the coefficients, and all classes count the same.
+    ``right`` and ``wrong`` are those of :func:`class_powers`. A class that no image of the batch shows, or all
+    do, has no ratio, and no part in the step.
+    """
+    measured = (right > 0) & (wrong > 0)
+    tiny = torch.finfo(right.dtype).tiny
+    weights = present / right.clamp_min(tiny) - (1 - present) / wrong.clamp_min(tiny)
+    return torch.where(measured, weights, torch.zeros_like(weights))
+
+
 def discriminative_power(totals: Tensor, signs: Tensor, *, reduction: str = "mean") -> Tensor:
     """How much longer the right class capsules are than the wrong ones: Σ δ ‖v‖² (Eq. obj-1-b).
 

@@ -1,9 +1,11 @@
+import copy
+
 import pytest
 import torch
 from lightning_fabric import Fabric
 
 from naive import naive_update, naive_votes
-from torchcaps.functional import class_signs, multi_hot
+from torchcaps.functional import class_signs, discriminative_power, multi_hot
 from torchcaps.layers import CapsuleLayer
 from torchcaps.routing import L1Routing, L2Routing
 from torchcaps.train import TrainOptions
@@ -97,3 +99,78 @@ def test_a_proximal_step_solves_its_problem(routing, expected):
     layer = CapsuleLayer(2, 3, 2, 3, routing(start=0.5, strength=1.0))
     layer.routing.shrink(0.1)
     torch.testing.assert_close(layer.routing.coefficients.detach(), torch.full((2, 2), expected))
+
+
+def _class_layer(start: float = 1.0) -> tuple[CapsuleLayer, torch.Tensor, torch.Tensor]:
+    """A float64 layer, poses for it, and which of its 4 classes they show."""
+    layer = CapsuleLayer(6, 3, 4, 2, L2Routing(start=start, strength=0.0)).double()
+    torch.nn.init.normal_(layer.weight)
+    return layer, torch.randn(8, 6, 3, dtype=torch.float64), multi_hot(torch.arange(8)[:, None] % 4, 4).double()
+
+
+def _stepped(layer: CapsuleLayer, poses: torch.Tensor, present: torch.Tensor, steps: int = 1, **options) -> Ascent:
+    ascent = Ascent(FABRIC, [layer.routing], TrainOptions(**options))
+    for _ in range(steps):
+        ascent.step(ascent.directions(layer(poses, torch.ones(8, 6)).totals, present))
+    return ascent
+
+
+def test_the_ratio_is_ascended_along_its_own_gradient():
+    layer, poses, present = _class_layer()
+    torch.nn.init.normal_(layer.routing.coefficients)
+    ascent = Ascent(FABRIC, [layer.routing], TrainOptions(objective="ratio"))
+    totals = layer(poses, torch.ones(8, 6)).totals
+    (direction,) = ascent.directions(totals, present, retain_graph=True)
+    squares = totals.square().sum(-1)
+    logarithm = ((present * squares).sum(0).log() - ((1 - present) * squares).sum(0).log()).sum()
+    (expected,) = torch.autograd.grad(logarithm, layer.routing.coefficients)
+    torch.testing.assert_close(direction, expected)
+
+
+def test_the_ratio_ignores_the_scale_of_the_coefficients():
+    layer, poses, present = _class_layer()
+    (direction,) = Ascent(FABRIC, [layer.routing], TrainOptions(objective="ratio")).directions(
+        layer(poses, torch.ones(8, 6)).totals, present
+    )
+    # A step along the coefficients themselves would change nothing but their scale.
+    along = (direction * layer.routing.coefficients.detach()).sum(0)
+    torch.testing.assert_close(along, torch.zeros_like(along))
+
+
+def test_a_class_that_the_batch_does_not_show_takes_no_part_in_the_ratio():
+    layer, poses, _ = _class_layer()
+    present = multi_hot(torch.zeros(8, 1, dtype=torch.long), 4).double()
+    (direction,) = Ascent(FABRIC, [layer.routing], TrainOptions(objective="ratio")).directions(
+        layer(poses, torch.ones(8, 6)).totals, present
+    )
+    assert direction.eq(0).all()  # class 0 is in every image, the others in none
+
+
+def test_projected_steps_keep_the_norms_and_still_raise_the_objective():
+    layer, poses, present = _class_layer(start=0.5)
+    signs = class_signs(present)
+    before = discriminative_power(layer(poses, torch.ones(8, 6)).totals, signs)
+    _stepped(layer, poses, present, steps=20, gamma=0.01, projected=True)
+    norms = torch.linalg.vector_norm(layer.routing.coefficients.detach(), dim=0)
+    torch.testing.assert_close(norms, torch.full((4,), 0.5 * 6**0.5, dtype=torch.float64))
+    assert discriminative_power(layer(poses, torch.ones(8, 6)).totals, signs) > before
+
+
+def test_momentum_goes_further_the_same_way():
+    plain, poses, present = _class_layer()
+    moving = copy.deepcopy(plain)
+    _stepped(plain, poses, present, steps=3, gamma=1e-4)
+    _stepped(moving, poses, present, steps=3, gamma=1e-4, ascent="momentum")
+    way, further = (each.routing.coefficients.detach() - 1 for each in (plain, moving))
+    # Nearly the same direction at every step: 1 + 1.9 + 2.71 of them instead of 3.
+    torch.testing.assert_close(further / way, torch.full_like(way, 5.61 / 3), rtol=0.05, atol=0)
+
+
+def test_a_decaying_gamma_follows_the_learning_rate():
+    layer, poses, present = _class_layer()
+    whole, half = copy.deepcopy(layer), copy.deepcopy(layer)
+    for each, factor in ((whole, 1.0), (half, 0.5)):
+        ascent = Ascent(FABRIC, [each.routing], TrainOptions(decaying_gamma=True))
+        ascent.step(ascent.directions(each(poses, torch.ones(8, 6)).totals, present), factor)
+    whole_step, half_step = (each.routing.coefficients.detach() - 1 for each in (whole, half))
+    torch.testing.assert_close(half_step, whole_step / 2)

@@ -12,7 +12,7 @@ from torchcaps.functional import at_least_float32, multi_hot, reconstruction_los
 from torchcaps.models import Network, Output
 from torchcaps.train.ascent import Ascent, Directions
 from torchcaps.train.options import TrainOptions
-from torchcaps.train.schedule import learning_rate
+from torchcaps.train.schedule import rate_factor
 
 STATISTICS = ("loss", "reconstruction_loss", "train_error", "length_right", "length_wrong")
 
@@ -43,8 +43,9 @@ class AlternatingTrainer:
     def step(self, batch: Batch, step: int) -> Tensor:
         """One iteration of Algorithm 1; returns the :data:`STATISTICS` of its batch."""
         options = self._options
+        factor = rate_factor(step, self._total_steps, options)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self._total_steps, options)
+            group["lr"] = options.learning_rate * factor
         present = multi_hot(batch.labels, self.network.classes)
         labels = batch.labels if options.reconstruction else None
         pending = options.routing_steps if self.ascent is not None else 0
@@ -63,10 +64,10 @@ class AlternatingTrainer:
                     stepped.grad = weight.grad.permute(_memory_order(weight))
             self.optimizer.step()
         if self.ascent and directions is not None:
-            self.ascent.step(directions)
+            self.ascent.step(directions, factor)
             pending -= 1
         if self.ascent and pending:
-            self._route(batch, present, pending)
+            self._route(batch, present, pending, factor)
         self._update_average(step)
         return self._statistics(output, batch, present, losses)
 
@@ -78,7 +79,7 @@ class AlternatingTrainer:
         reconstruction = reconstruction_loss(at_least_float32(output.reconstructions), batch.parts)
         return loss + self._options.reconstruction_weight * reconstruction, reconstruction
 
-    def _route(self, batch: Batch, present: Tensor, steps: int) -> None:
+    def _route(self, batch: Batch, present: Tensor, steps: int, factor: float) -> None:
         """Coefficient steps with forward passes of their own (Algorithm 1, lines 7 to 9).
 
         The coefficients do not reach below the primary capsules, which are computed once, without a graph.
@@ -89,7 +90,7 @@ class AlternatingTrainer:
                 primary = self.network.primary_capsules(batch.images)
             for _ in range(steps):
                 totals = self.network.route(primary).totals
-                self.ascent.step(self.ascent.directions(totals, present))
+                self.ascent.step(self.ascent.directions(totals, present), factor)
 
     @torch.no_grad()
     def _update_average(self, step: int) -> None:

@@ -8,11 +8,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.functional import at_least_float32, class_signs, discriminative_power
+from torchcaps.functional import at_least_float32, class_powers, class_signs, discriminative_power, ratio_signs
 from torchcaps.routing import DiscriminativeRouting
 from torchcaps.train.options import TrainOptions
 
 Directions = Sequence[Tensor]
+MOMENTUM = 0.9
 
 
 class Ascent:
@@ -27,29 +28,58 @@ class Ascent:
         self._fabric = fabric
         self._routings = routings
         self._balanced = options.balanced
+        self._ratio = options.objective == "ratio"
         self._proximal = options.shrinkage == "proximal"
+        self._decaying = options.decaying_gamma
         self._gamma = options.gamma
         self.coefficients = [routing.coefficients for routing in routings]
+        self._norms = [_norms(each) for each in self.coefficients] if options.projected else None
         self.optimizer: torch.optim.Optimizer
         if options.ascent == "adam":
             self.optimizer = torch.optim.Adam(self.coefficients, lr=options.gamma, maximize=True)
-        else:
-            self.optimizer = torch.optim.SGD(self.coefficients, lr=options.gamma, maximize=True)  # Eq. gaobj2, gaobj3
+        else:  # Eq. gaobj2, gaobj3
+            momentum = MOMENTUM if options.ascent == "momentum" else 0.0
+            self.optimizer = torch.optim.SGD(self.coefficients, lr=options.gamma, momentum=momentum, maximize=True)
 
     def directions(self, totals: Tensor, present: Tensor, *, retain_graph: bool = False) -> Directions:
         """∂r/∂b of the global batch for every layer, given this process's class totals (B, J, E)."""
-        signs = class_signs(present, balanced=self._balanced)
-        objective = discriminative_power(at_least_float32(totals), signs)
+        totals = at_least_float32(totals)
+        objective = discriminative_power(totals, self._signs(totals.detach(), present))
         for routing in self._routings:
             if not self._proximal:  # else step() deals with the penalty
                 objective = objective - routing.regulariser()
         directions = torch.autograd.grad(objective, self.coefficients, retain_graph=retain_graph)
-        return [self._fabric.all_reduce(each, reduce_op="mean") for each in directions]  # type: ignore[misc]
+        return [self._global_mean(each) for each in directions]
 
-    def step(self, directions: Directions) -> None:
+    def _signs(self, totals: Tensor, present: Tensor) -> Tensor:
+        if not self._ratio:
+            return class_signs(present, balanced=self._balanced)
+        right, wrong = (self._global_mean(each) for each in class_powers(totals, present))
+        return ratio_signs(present, right, wrong)
+
+    def _global_mean(self, value: Tensor) -> Tensor:
+        return self._fabric.all_reduce(value, reduce_op="mean")  # type: ignore[return-value]
+
+    def step(self, directions: Directions, factor: float = 1.0) -> None:
+        """One step of all coefficients; ``factor`` is the learning rate as a share of its highest."""
+        gamma = self._gamma * factor if self._decaying else self._gamma
+        self.optimizer.param_groups[0]["lr"] = gamma
         for coefficients, direction in zip(self.coefficients, directions):
             coefficients.grad = direction
         self.optimizer.step()
         if self._proximal:
             for routing in self._routings:
-                routing.shrink(self._gamma)
+                routing.shrink(gamma)
+        if self._norms is not None:
+            self._project(self._norms)
+
+    @torch.no_grad()
+    def _project(self, norms: Sequence[Tensor]) -> None:
+        for coefficients, norm in zip(self.coefficients, norms):
+            coefficients.mul_(norm / _norms(coefficients).clamp_min(torch.finfo(norm.dtype).tiny))
+
+
+def _norms(coefficients: Tensor) -> Tensor:
+    """‖b_j‖ of every output capsule, (J,)."""
+    norms: Tensor = torch.linalg.vector_norm(coefficients.detach(), dim=0)
+    return norms

@@ -84,7 +84,21 @@ class TrainOptions:
     gamma: float = _option(0.1, "discriminative routing", "γ, the size of a coefficient step")
     strength: float = _option(1e-5, "discriminative routing", "λ, the strength of the penalty")
     start: float = _option(1.0, "discriminative routing", "start value of the coefficients (uniform and learned too)")
-    ascent: str = _option("plain", "discriminative routing", "rule of a coefficient step", ("plain", "adam"))
+    objective: str = _option(
+        "difference",
+        "discriminative routing",
+        "right minus wrong squared lengths (the paper's), or the logarithm of their ratio for each class",
+        ("difference", "ratio"),
+    )
+    ascent: str = _option(
+        "plain", "discriminative routing", "rule of a coefficient step", ("plain", "momentum", "adam")
+    )
+    projected: bool = _option(
+        False, "discriminative routing", "keep the norm of every class capsule's coefficients as it was at the start"
+    )
+    decaying_gamma: bool = _option(
+        False, "discriminative routing", "let γ rise and fall with the learning rate instead of staying as it is"
+    )
     shrinkage: str = _option(
         "gradient",
         "discriminative routing",
@@ -136,8 +150,10 @@ class TrainOptions:
             raise UserError(f"--average is a decay below 1 such as 0.999, not {self.average}.")
         if self.batch_size % self.devices:
             raise UserError(f"--batch-size {self.batch_size} cannot be shared evenly by {self.devices} devices.")
-        if self.shrinkage == "proximal" and self.ascent == "adam":
-            raise UserError("--shrinkage proximal goes with --ascent plain: Adam rescales the step it belongs to.")
+        if self.shrinkage == "proximal" and self.ascent != "plain":
+            raise UserError("--shrinkage proximal goes with --ascent plain: other rules rescale its step.")
+        if self.objective == "ratio" and self.balanced:
+            raise UserError("--balanced is for --objective difference: the ratio is balanced as it is.")
         self.hidden_layers()
         self.matrix_network_sizes()
         make_routing(self.routing, **self.routing_settings())

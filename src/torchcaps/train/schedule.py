@@ -9,7 +9,12 @@ from torchcaps.train.options import TrainOptions
 
 
 def learning_rate(step: int, total: int, options: TrainOptions) -> float:
-    """The rate of step ``step`` (from 0) of ``total``: a shape that starts at 1, after an optional warm-up."""
+    """The rate of step ``step`` (from 0) of ``total``."""
+    return options.learning_rate * rate_factor(step, total, options)
+
+
+def rate_factor(step: int, total: int, options: TrainOptions) -> float:
+    """The rate as a share of its highest: a shape that starts at 1, after an optional warm-up."""
     warmup = min(options.warmup, total // 2)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     done = max(0, step - warmup) / max(1, total - warmup)
@@ -19,4 +24,4 @@ def learning_rate(step: int, total: int, options: TrainOptions) -> float:
         "linear": lambda: 1.0 - done,
         "cosine": lambda: 0.5 + 0.5 * math.cos(math.pi * done),
     }
-    return options.learning_rate * rise * shapes[options.schedule]()
+    return rise * shapes[options.schedule]()
