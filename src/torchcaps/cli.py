@@ -30,17 +30,18 @@ from torchcaps.ops import keep_memory
 from torchcaps.predict import Predictor
 from torchcaps.prune import prune
 from torchcaps.recipes import find_recipe, recipe_names
+from torchcaps.reproduce import FIGURES, Request, list_cells, reproduce
+from torchcaps.reproduce.budgets import BUDGETS
+from torchcaps.reproduce.engine import Stopped
 from torchcaps.routing import ROUTINGS
 from torchcaps.train import Interrupted, RunFolder, TrainOptions, fit, read_options
 from torchcaps.train.environment import is_first_process, make_fabric, usable_cores, versions
-from torchcaps.train.options import flag
+from torchcaps.train.options import EXECUTION, flag
 from torchcaps.train.plan import Plan
 
 Arguments = argparse.Namespace
 
-# What may differ between the start of a run and its continuation without changing what is computed.
 PRUNING = "pruning.json"
-RESUMABLE = ("threads", "devices", "accelerator", "data_dir")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except UserError as error:
         return _fail(str(error), 2)
-    except Interrupted as stopped:
+    except (Interrupted, Stopped) as stopped:
         return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return _fail("Stopped.", 130)
@@ -81,11 +82,11 @@ def _fail(message: str, code: int) -> int:
 def train(arguments: Arguments) -> None:
     given = _given_options(arguments)
     if arguments.resume is not None:
-        stray = [flag(name) for name in given if name not in RESUMABLE]
+        stray = [flag(name) for name in given if name not in EXECUTION]
         if stray or arguments.recipe:
             raise UserError(
                 f"A resumed run keeps its options: leave out {', '.join(stray) or '--recipe'}. "
-                f"Only {', '.join(map(flag, RESUMABLE))} may be given with --resume."
+                f"Only {', '.join(map(flag, EXECUTION))} may be given with --resume."
             )
         folder = RunFolder.open(arguments.resume)
         if (folder.path / PRUNING).exists():
@@ -289,6 +290,20 @@ def bench(arguments: Arguments) -> None:
     )
 
 
+def reproduce_figures(arguments: Arguments) -> None:
+    request = Request(
+        figure=arguments.figure,
+        budget=arguments.budget,
+        out=arguments.out or Path("reproductions") / arguments.budget,
+        only=arguments.only,
+        seeds=arguments.seeds,
+        first_seed=arguments.first_seed,
+        ray_address=arguments.ray,
+        execution={name: getattr(arguments, name) for name in EXECUTION},
+    )
+    (list_cells if arguments.list else reproduce)(request, Console())
+
+
 def info(arguments: Arguments) -> None:
     """What somebody needs to know to help with a problem."""
     lines = {
@@ -390,6 +405,42 @@ def _data_names(parser: argparse.ArgumentParser) -> None:
     _data_dir(parser)
 
 
+def _reproduce_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("figure", choices=FIGURES, help="what to reproduce")
+    parser.add_argument(
+        "--budget",
+        choices=tuple(BUDGETS),
+        default="cpu",
+        help="; ".join(f"{name}: {budget.summary}" for name, budget in BUDGETS.items()) + " [cpu]",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="WORD",
+        help="these cells only: a data set, a method, a seed, or several joined as in mnist/l2-fc",
+    )
+    parser.add_argument("--seeds", type=_positive, metavar="N", help="runs of each cell [1; cpu: 3 of fashion-mnist]")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the first of the seeds [0]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for cells and report [reproductions/BUDGET]")
+    parser.add_argument(
+        "--list", action="store_true", help="tell the state and the command of every cell, and run none"
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="spread the cells over a Ray cluster, or over this machine's cores with 'local'",
+    )
+    parser.add_argument(
+        "--devices", type=_positive, metavar="N", help="processes of each cell, one for each device [1]"
+    )
+    parser.add_argument("--accelerator", help="auto, cpu, cuda, mps [auto]")
+    parser.add_argument(
+        "--threads", type=_positive, metavar="N", help="CPU threads of a process [all cores; with --ray 1]"
+    )
+    _data_dir(parser)
+
+
 def _fetch_options(parser: argparse.ArgumentParser) -> None:
     _data_names(parser)
     parser.add_argument(
@@ -424,6 +475,7 @@ COMMANDS: dict[str, Command] = {
     "data fetch": Command(data_fetch, _fetch_options, "download data sets"),
     "data verify": Command(data_verify, _data_names, "check fetched data sets against their checksums"),
     "bench": Command(bench, _bench_options, "speed and memory of every routing, side by side"),
+    "reproduce": Command(reproduce_figures, _reproduce_options, "the paper's table and figures, from real runs"),
     "info": Command(info, lambda parser: None, "versions, devices and what is available"),
 }
 

@@ -53,6 +53,7 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "mnist": Architecture((1, 28, 28), 32, 0.0, decoder=True),
+    "mnist-fc": Architecture((1, 28, 28), 32, 0.0, decoder=False),
     "multi-mnist": Architecture((1, 36, 36), 32, 0.0, decoder=True, present=2),
     "cifar-10-24": Architecture((3, 24, 24), 64, 0.2, decoder=False),
     "cifar-10-32": Architecture((3, 32, 32), 64, 0.2, decoder=False),

@@ -74,6 +74,13 @@ DATASETS: dict[str, Entry] = {
         (1, 36, 36),
         10,
     ),
+    "multi-digits": Entry(
+        datasets.load_multi_digits,
+        "two overlapping digits, made from digits",
+        "1,437,000 + 360,000",
+        (1, 36, 36),
+        10,
+    ),
     "folder": Entry(
         datasets.load_folder,
         "your own images: folder:PATH, with a sub-folder for each class",

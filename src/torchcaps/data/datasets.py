@@ -66,6 +66,10 @@ Images = tuple[Tensor, Tensor]  # pixels (N, C, H, W) uint8, labels (N,) int64
 
 def load_digits(request: Request) -> DataSet:
     """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, enlarged to 28 x 28."""
+    return _grey(request, _DIGITS, *_read_digits())
+
+
+def _read_digits() -> tuple[Images, Images]:
     from sklearn.datasets import load_digits as bundled  # slow to import
 
     digits = bundled()
@@ -76,7 +80,7 @@ def load_digits(request: Request) -> DataSet:
         canvas[0, 4:24, 4:24] = torch.from_numpy(np.array(large))
     labels = torch.from_numpy(digits.target).long()
     test, train = hold_out(labels, 360, "digits")
-    return _grey(request, _DIGITS, (pixels[train], labels[train]), (pixels[test], labels[test]))
+    return (pixels[train], labels[train]), (pixels[test], labels[test])
 
 
 def load_mnist(request: Request) -> DataSet:
@@ -108,7 +112,15 @@ def load_cifar_10(request: Request) -> DataSet:
 
 def load_multi_mnist(request: Request) -> DataSet:
     """Two overlapping digits on 36 x 36. No digit serves in two splits."""
-    train, test = _read_mnist(request)
+    return _overlapping(request, *_read_mnist(request))
+
+
+def load_multi_digits(request: Request) -> DataSet:
+    """As `load_multi_mnist`, from the embedded digits."""
+    return _overlapping(request, *_read_digits())
+
+
+def _overlapping(request: Request, train: Images, test: Images) -> DataSet:
     train, validation = _divided(train, request.validation)
     return DataSet(
         name=request.name,

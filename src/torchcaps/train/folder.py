@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from torchcaps.errors import UserError
 from torchcaps.storage import write_atomically
@@ -14,6 +17,7 @@ from torchcaps.train.algorithm import STATISTICS
 from torchcaps.train.checkpoint import Checkpoints
 from torchcaps.train.options import TrainOptions, read_options
 
+PATIENCE = 30  # seconds in which a run that was told to stop has saved where it is
 COLUMNS = (
     "step",
     "epoch",
@@ -71,6 +75,22 @@ class RunFolder:
         if not folder.config.is_file():
             raise UserError(f"{path} has no config.yaml: it is not a run folder, or not a whole one.")
         return folder
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Within it, no other process trains here."""
+        file = self.path / ".lock"
+        lock = FileLock(file)
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            raise UserError(f"Another process is training in {self.path}: wait until it is done, or stop it.") from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # where a file that is open cannot be removed
+                file.unlink()
+            lock.release()
 
     def options(self) -> TrainOptions:
         return TrainOptions(**read_options(self.config))

@@ -18,6 +18,8 @@ from torchcaps.models import MODELS
 from torchcaps.routing import ROUTINGS, make_routing
 
 DEFAULT_EPOCHS = 10
+# What may differ between the start of a run and its continuation without changing what is computed.
+EXECUTION = ("threads", "devices", "accelerator", "data_dir")
 
 
 def _option(default: Any, group: str, help: str, choices: tuple[Any, ...] | None = None) -> Any:
@@ -128,6 +130,7 @@ class TrainOptions:
     log_every: int = _option(20, "run", "steps between rows of metrics.csv")
     evaluate_every: int | None = _option(None, "run", "steps between evaluations [an epoch, 2000 at the most]")
     checkpoint_every: int = _option(500, "run", "steps between checkpoints")
+    pictures: bool = _option(True, "run", "draw the run when it is done")
     test_images: int | None = _option(None, "run", "evaluate on this many images only [all; multi-mnist: 10000]")
 
     def __post_init__(self) -> None:

@@ -60,7 +60,8 @@ def fit(options: TrainOptions, *, resume: Path | None = None, console: Console |
         path = (RunFolder.open(path) if resume else RunFolder.create(path, options)).path
     fabric.launch()
     folder = RunFolder(fabric.broadcast(path))
-    return _Run(fabric, plan, network, folder, console or Console()).to_the_end()
+    with folder.claimed() if is_first_process() else contextlib.nullcontext():
+        return _Run(fabric, plan, network, folder, console or Console()).to_the_end()
 
 
 def _out(options: TrainOptions) -> Path:
@@ -244,15 +245,16 @@ class _Run:
             "versions": versions(),
             "commit": commit(),
         }
-        plots.draw_run(
-            self.folder.path,
-            metrics=self.folder.read_metrics(),
-            evaluation=test,
-            network=network,
-            classes=data.classes,
-            split=data.test,
-            augmentation=self.plan.augmentation,
-        )
+        if self.options.pictures:
+            plots.draw_run(
+                self.folder.path,
+                metrics=self.folder.read_metrics(),
+                evaluation=test,
+                network=network,
+                classes=data.classes,
+                split=data.test,
+                augmentation=self.plan.augmentation,
+            )
         self.folder.write_result(result)
 
 

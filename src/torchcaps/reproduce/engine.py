@@ -1,0 +1,168 @@
+"""Runs the cells that are not done: one after the other here, or spread over a Ray cluster."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torchcaps.errors import UserError
+from torchcaps.reproduce.cells import Cell
+from torchcaps.reproduce.display import CellDisplay
+from torchcaps.train.environment import usable_cores
+from torchcaps.train.options import flag
+
+POLL_SECONDS = 0.5
+PR_SET_PDEATHSIG = 1
+
+
+class Stopped(Exception):
+    """Asked to stop by a signal; the cell that was being trained has saved where it is."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("Stopped. The same command goes on from here.")
+        self.exit_code = 128 + signal_number
+
+
+class Failure(NamedTuple):
+    cell: Cell
+    reason: str
+
+
+def run_cells(
+    cells: Sequence[Cell], *, execution: Mapping[str, Any], ray_address: str | None, display: CellDisplay
+) -> list[Failure]:
+    """Train whatever is not done yet; returns the cells that could not be."""
+    for cell in cells:
+        cell.write_recipe()
+    waiting = [cell for cell in cells if not cell.done]
+    with display, _signals_stop():
+        if ray_address is None:
+            failures = [failure for cell in waiting if (failure := _here(cell, execution, display))]
+        else:
+            failures = _on_ray(waiting, execution, ray_address, display)
+    for cell in cells:
+        if cell.done:
+            cell.forget_checkpoints()
+    return failures
+
+
+def command(cell: Cell, execution: Mapping[str, Any]) -> list[str]:
+    """The command line that trains a cell, or goes on with it."""
+    flags = [part for name, value in execution.items() if value is not None for part in (flag(name), str(value))]
+    what = (
+        ["--resume", str(cell.folder.path)]
+        if cell.started
+        else ["--recipe", str(cell.recipe), "--out", str(cell.folder.path)]
+    )
+    return ["train", *what, *flags]
+
+
+def train(cell: Cell, execution: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None) -> str | None:
+    """Train a cell in a process of its own, with its output in the cell's log; returns what went wrong, if anything."""
+    arguments = [sys.executable, "-m", "torchcaps.cli", *command(cell, execution)]
+    with cell.log.open("a") as log:
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+        )
+        try:
+            while process.poll() is None:
+                meanwhile()
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            process.terminate()  # it saves where it is
+            process.wait()
+            raise
+    if process.returncode == 0 and cell.done:
+        return None
+    lines = cell.log.read_text().strip().splitlines()
+    return lines[-1] if lines else f"ended with exit code {process.returncode}"
+
+
+def _end_with_parent() -> None:
+    """On Linux, have the child stop, saving where it is, if this process is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _here(cell: Cell, execution: Mapping[str, Any], display: CellDisplay) -> Failure | None:
+    display.started(cell)
+    reason = train(cell, execution, display.refresh)
+    display.finished(cell, reason)
+    return Failure(cell, reason) if reason else None
+
+
+def _on_ray(cells: Sequence[Cell], execution: Mapping[str, Any], address: str, display: CellDisplay) -> list[Failure]:
+    try:
+        ray: Any = importlib.import_module("ray")  # heavy, and hardly typed
+    except ImportError:
+        raise UserError("--ray needs Ray: pip install 'torchcaps[ray]'.") from None
+    processes = execution["devices"] or 1
+    threads = execution["threads"] or 1
+    gpus = processes if execution["accelerator"] in ("cuda", "gpu") else 0
+    try:
+        if address == "local":
+            ray.init(num_cpus=usable_cores(), include_dashboard=False, log_to_driver=False)
+        else:
+            ray.init(address=address, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"Cannot reach Ray at '{address}': {error}") from error
+    try:
+        places = int(ray.cluster_resources().get("CPU", 0)) // (processes * threads)
+        if not places:
+            raise UserError(
+                f"A cell needs {processes * threads} CPUs, more than this Ray cluster has: lower --threads."
+            )
+        display.side_by_side = places
+        remote = ray.remote(num_cpus=processes * threads, num_gpus=gpus, max_retries=0)(_train_remotely)
+        settings = {**execution, "threads": threads}
+        waiting = {remote.remote(cell, settings, Path.cwd()): cell for cell in cells}
+        failures = []
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
+            for future in ready:
+                cell = waiting.pop(future)
+                reason = _outcome(ray, future)
+                display.finished(cell, reason)
+                if reason:
+                    failures.append(Failure(cell, reason))
+            display.refresh()
+        return failures
+    finally:
+        ray.shutdown()
+
+
+def _outcome(ray: Any, future: Any) -> str | None:
+    try:
+        reason: str | None = ray.get(future)
+    except ray.exceptions.RayError as error:
+        return f"Ray: {str(error).strip().splitlines()[0]}"
+    return reason
+
+
+def _train_remotely(cell: Cell, execution: Mapping[str, Any], directory: Path) -> str | None:
+    """On a worker, which shares the file system with whoever asked."""
+    os.chdir(directory)
+    return train(cell, execution)
+
+
+class _signals_stop:
+    """Within it, Ctrl-C and SIGTERM raise :class:`Stopped`."""
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)

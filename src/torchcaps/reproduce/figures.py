@@ -1,0 +1,179 @@
+"""Numbers and pictures of the cells that are done."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from torchcaps.reproduce.cells import Cell
+from torchcaps.reproduce.paper import METHODS, Benchmark
+
+COLOURS = {
+    "dr": "C7",
+    "l2": "C0",
+    "l1": "C1",
+    "l2-fc": "C9",
+    "l1-fc": "C3",
+    "uniform": "C2",
+    "uniform-fc": "C2",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """All seeds of a method on a benchmark that are done."""
+
+    benchmark: Benchmark
+    method: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def title(self) -> str:
+        return METHODS[self.method].title
+
+    @property
+    def errors(self) -> dict[int, float]:
+        """Test error in percent by seed."""
+        return {cell.seed: cell.result()["test_error_percent"] for cell in self.cells}
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.errors.values())
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds, if there are several."""
+        return statistics.stdev(self.errors.values()) if len(self.cells) > 1 else None
+
+    @property
+    def test_images(self) -> int:
+        return int(self.cells[0].result()["test_images"])
+
+
+Columns = Mapping[str, Column]
+
+
+def columns(cells: Iterable[Cell], benchmark: Benchmark) -> dict[str, Column]:
+    """Those that have at least one finished cell, by method, in the paper's order."""
+    done = [cell for cell in cells if cell.benchmark is benchmark and cell.done]
+    found = {}
+    for method in benchmark.published:
+        own = tuple(cell for cell in done if cell.method == method)
+        if own:
+            found[method] = Column(benchmark, method, own)
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """By how much one method's error is above another's, in points, over the seeds that both have."""
+
+    method: Column
+    reference: Column
+
+    @property
+    def differences(self) -> list[float]:
+        ours, theirs = self.method.errors, self.reference.errors
+        return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.differences)
+
+    @property
+    def uncertainty(self) -> float:
+        """The standard error: over seeds if there are several, else of counting mistakes on so many test images.
+
+        The latter takes the two networks' mistakes for independent, and leaves out that another seed would give
+        another network: it is the least that the difference is uncertain by.
+        """
+        if len(self.differences) > 1:
+            return statistics.stdev(self.differences) / math.sqrt(len(self.differences))
+        shares = [column.mean / 100 for column in (self.method, self.reference)]
+        return 100 * math.sqrt(sum(share * (1 - share) / self.method.test_images for share in shares))
+
+    @property
+    def verdict(self) -> str:
+        n = len(self.differences)
+        if abs(self.mean) <= 2 * self.uncertainty:
+            return "no difference can be seen"
+        way = "worse" if self.mean > 0 else "better"
+        return f"{way}, by more than twice the standard error" + (", in one run" if n == 1 else "")
+
+
+def first_reached(cell: Cell, error: float) -> tuple[float, float] | None:
+    """Step and training seconds of the first evaluation at or below this error."""
+    for step, seconds, reached in _evaluations(cell):
+        if reached <= error:
+            return step, seconds
+    return None
+
+
+def _evaluations(cell: Cell) -> list[tuple[float, float, float]]:
+    """(step, seconds, error) of every evaluation."""
+    rows = cell.folder.read_metrics()
+    return [
+        (float(row["step"] or 0), float(row["seconds"] or 0), float(row["evaluation_error"]))
+        for row in rows
+        if row["evaluation_error"] is not None
+    ]
+
+
+def convergence(benchmark: Benchmark, found: Columns) -> Figure:
+    """Evaluation error against iterations, as in the paper, and against seconds of training."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    for method, column in found.items():
+        curves = [_evaluations(cell) for cell in column.cells]
+        length = min(map(len, curves))
+        points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
+        _band(by_step, points[0, :, 0], points[:, :, 2], method, f"{column.title} (n = {len(curves)})")
+        _band(by_time, points[:, :, 1].mean(0), points[:, :, 2], method, column.title)
+    for axes, label in ((by_step, "iterations"), (by_time, "seconds of training")):
+        axes.set_xlabel(label)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(which="minor", labelsize=7)
+        axes.grid(alpha=0.3, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+    by_step.set_ylabel("evaluation error, %")
+    by_step.legend(frameon=False)
+    figure.suptitle(benchmark.title)
+    return figure
+
+
+def _band(axes: Axes, places: np.ndarray, errors: np.ndarray, method: str, label: str) -> None:
+    line = "--" if method.startswith("uniform") else "-"
+    axes.plot(places, errors.mean(0), label=label, marker=".", color=COLOURS[method], linestyle=line)
+    if len(errors) > 1:
+        axes.fill_between(places, errors.min(0), errors.max(0), color=COLOURS[method], alpha=0.15, linewidth=0)
+
+
+def bars(methods: Sequence[str], ours: Callable[[str], float], published: Mapping[str, float], unit: str) -> Figure:
+    """Bars of a method relative to DR, ours beside the paper's."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(methods))
+    own = axes.bar(places - 0.2, [ours(method) / ours("dr") for method in methods], 0.38, label="measured")
+    axes.bar_label(own, [f"{ours(method):.1f} {unit}" for method in methods], padding=2, size=8)
+    known = [method for method in methods if method in published]
+    theirs = axes.bar(
+        [methods.index(method) + 0.2 for method in known],
+        [published[method] / published["dr"] for method in known],
+        0.38,
+        color="C7",
+        label="paper",
+    )
+    axes.bar_label(theirs, [f"{published[method]:.1f} {unit}" for method in known], padding=2, size=8)
+    axes.set_xticks(places, [METHODS[method].title for method in methods])
+    axes.set_ylabel("time per 100 steps, DR = 1")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure

@@ -1,0 +1,98 @@
+"""What the paper reports, and which cells its claims are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Method:
+    """A column of the classification table. "x/FC" is the paper's way to say: without reconstruction network."""
+
+    title: str
+    routing: str
+
+    @property
+    def slug(self) -> str:
+        """The method's name in paths and on the command line.
+
+        >>> Method("L2/FC", "l2").slug
+        'l2-fc'
+        """
+        return self.title.lower().replace("/", "-")
+
+
+METHODS = {
+    method.slug: method
+    for method in (
+        Method("DR", "dynamic"),
+        Method("L2", "l2"),
+        Method("L1", "l1"),
+        Method("L2/FC", "l2"),
+        Method("L1/FC", "l1"),
+        Method("uniform", "uniform"),
+        Method("uniform/FC", "uniform"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A row of the classification table."""
+
+    data: str
+    title: str
+    published: Mapping[str, float | None]
+    """Test error in percent by method; None for our own baseline, which the paper does not have."""
+    decoder: bool
+    """Whether methods that are not "x/FC" have a reconstruction network."""
+    milestones: tuple[float, ...]
+    """Errors in percent for which it is told when they were reached."""
+    goal: float
+    """The best error of the paper, which the ``cpu`` budget aims at."""
+
+    def reconstructs(self, method: str) -> bool:
+        return self.decoder and not method.endswith("-fc")
+
+
+BENCHMARKS = {
+    benchmark.data: benchmark
+    for benchmark in (
+        Benchmark(
+            "mnist",
+            "MNIST",
+            {"dr": 0.34, "l2": 0.35, "l1": 0.32, "l2-fc": 0.35, "l1-fc": 0.44, "uniform-fc": None},
+            decoder=True,
+            milestones=(2.0, 1.0, 0.7, 0.5),
+            goal=0.32,
+        ),
+        Benchmark(
+            "fashion-mnist",
+            "Fashion-MNIST",
+            {"dr": 7.21, "l2": 7.01, "l1": 6.76, "l2-fc": 6.75, "l1-fc": 6.77, "uniform-fc": None},
+            decoder=True,
+            milestones=(15.0, 12.0, 10.0, 9.0, 8.0),
+            goal=6.75,
+        ),
+        Benchmark(
+            "cifar-10",
+            "CIFAR-10",
+            {"dr": 15.3, "l2-fc": 14.52, "l1-fc": 14.04, "uniform-fc": None},
+            decoder=False,
+            milestones=(50.0, 40.0, 30.0, 25.0, 20.0),
+            goal=14.0,
+        ),
+        Benchmark(
+            "multi-mnist",
+            "overlapping digits",
+            {"dr": 7.47, "l2": 7.54, "l1": 7.54, "uniform": None},  # one figure for both of its own methods
+            decoder=True,
+            milestones=(50.0, 30.0, 20.0, 10.0),
+            goal=7.47,
+        ),
+    )
+}
+
+# Seconds per 100 training steps, by method (the figure "Approximate training time per 100 steps").
+RUNTIME = {"dr": 18.79, "l2": 15.61, "l1": 14.98, "l2-fc": 11.10, "l1-fc": 11.92}

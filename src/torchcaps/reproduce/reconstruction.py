@@ -1,0 +1,78 @@
+"""The paper's pictures of reconstructions: one decoder, fed by the capsules of two networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from torchcaps.data import evaluation_batches
+from torchcaps.errors import UserError
+from torchcaps.models import Network, load_network
+from torchcaps.reproduce.cells import Cell
+from torchcaps.storage import write_atomically
+from torchcaps.train.plan import Plan
+
+SIDE = 10  # the paper shows 10 x 10 images
+BATCH = 500
+
+
+def draw_reconstructions(with_decoder: Cell, without: Cell, numbers: Path, picture: Path) -> None:
+    """Images, their reconstructions, and those from the capsules of a network that was trained without a decoder.
+
+    As in the paper, the images are test images that the latter network classifies correctly: the first 100 of them.
+    """
+    for cell in (with_decoder, without):
+        if not cell.folder.network.exists():
+            raise UserError(f"{cell.folder.path} has no network any more: remove that folder to train it again.")
+    trained, _ = load_network(with_decoder.folder.network)
+    foreign, _ = load_network(without.folder.network)
+    images, labels = _rightly_classified(foreign.folded(), Plan.of(without.options))
+    with torch.inference_mode():
+        assert trained.decoder is not None
+        own = trained.decoder(trained(images).capsules.poses, labels)[:, 0]
+        transferred = trained.decoder(foreign(images).capsules.poses, labels)[:, 0]
+    blank = images.mean(0, keepdim=True)
+    report = {
+        "images": len(images),
+        "squared_error_own_capsules": _squared_error(own, images),
+        "squared_error_foreign_capsules": _squared_error(transferred, images),
+        "squared_error_mean_image": _squared_error(blank, images),
+    }
+    write_atomically(numbers, (json.dumps(report, indent=2) + "\n").encode())
+    titles = ("input", "DR capsules, DR decoder", "L2/FC capsules, DR decoder")
+    _grids(dict(zip(titles, (images, own, transferred)))).savefig(picture, dpi=120)
+
+
+@torch.inference_mode()
+def _rightly_classified(network: Network, plan: Plan) -> tuple[Tensor, Tensor]:
+    images, labels = [], []
+    for batch in evaluation_batches(plan.data.test, batch_size=BATCH, augmentation=plan.augmentation):
+        batch = batch.on(torch.device("cpu"))
+        right = (network.predict(network(batch.images).capsules) == batch.labels).all(1)
+        images.append(batch.images[right])
+        labels.append(batch.labels[right])
+        if sum(map(len, images)) >= SIDE**2:
+            break
+    return torch.cat(images)[: SIDE**2], torch.cat(labels)[: SIDE**2]
+
+
+def _squared_error(drawn: Tensor, images: Tensor) -> float:
+    """Summed over pixels, mean over images: what the reconstruction loss is made of."""
+    return round(float((drawn - images).square().flatten(1).sum(1).mean()), 3)
+
+
+def _grids(pictures: dict[str, Tensor]) -> Figure:
+    figure = Figure(figsize=(4 * len(pictures), 4.3), layout="constrained")
+    for axes, (title, images) in zip(figure.subplots(1, len(pictures)), pictures.items()):
+        count, channels, height, width = images.shape
+        canvas = torch.ones(SIDE * SIDE, channels, height, width)
+        canvas[:count] = images
+        tiled = canvas.view(SIDE, SIDE, channels, height, width).permute(0, 3, 1, 4, 2)
+        axes.imshow(tiled.reshape(SIDE * height, SIDE * width, channels), cmap="gray", vmin=0, vmax=1)
+        axes.set_title(title)
+        axes.set_axis_off()
+    return figure

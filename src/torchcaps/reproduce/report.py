@@ -1,0 +1,332 @@
+"""The report: everything that was measured, beside what the paper says, with the runs behind it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+
+from torchcaps.reproduce import figures
+from torchcaps.reproduce.budgets import BUDGETS, differences
+from torchcaps.reproduce.cells import Cell
+from torchcaps.reproduce.figures import Column, Comparison
+from torchcaps.reproduce.paper import BENCHMARKS, METHODS, RUNTIME, Benchmark
+from torchcaps.storage import write_atomically
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; font-size: 0.9rem; }
+th, td { padding: 0.25rem 0.7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+img { max-width: 100%; }
+code { background: #f3f3f3; padding: 0 0.2rem; }
+"""
+Table = list[list[str]]
+
+
+class Report:
+    """What can be said of the cells in a folder; parts that have not been measured are left out."""
+
+    def __init__(self, out: Path, budget: str, cells: Sequence[Cell]) -> None:
+        self.out = out
+        self.budget = budget
+        self.cells = [cell for cell in cells if cell.done]
+        self.pictures = out / "pictures"
+        self.runtime = out / "runtime.json"
+        self.reconstruction = out / "reconstruction.json"
+        self.columns = {benchmark.data: figures.columns(cells, benchmark) for benchmark in BENCHMARKS.values()}
+
+    def write(self) -> None:
+        """``report.md`` with its pictures, and ``report.html`` with everything inside."""
+        self.pictures.mkdir(parents=True, exist_ok=True)
+        text = "\n\n".join(self._parts()) + "\n"
+        write_atomically(self.out / "report.md", text.encode())
+        write_atomically(self.out / "report.html", _html(text, self.out).encode())
+
+    def _parts(self) -> Iterator[str]:
+        budget = BUDGETS[self.budget]
+        yield f"# The paper's table and figures, budget `{self.budget}`"
+        yield (
+            '"Routing Towards Discriminative Power of Class Capsules" beside what was measured here, with '
+            f"{budget.summary}. Made by `torchcaps reproduce --budget {self.budget}`; every number has its run in "
+            "`cells`."
+        )
+        if self.budget == "smoke":
+            yield (
+                "**The `smoke` budget shows that the machinery works. Its networks are tiny, its data are embedded "
+                "stand-ins, and its numbers mean nothing.**"
+            )
+        if self.cells:
+            yield from self._machine()
+            yield from self._table()
+            yield from self._conclusions()
+            yield from self._convergence()
+        if self.runtime.exists():
+            yield from self._runtime()
+        if self.reconstruction.exists():
+            yield from self._reconstruction()
+        if self.cells:
+            yield from self._settings()
+            yield from self._runs()
+
+    def _machine(self) -> Iterator[str]:
+        results = [cell.result() for cell in self.cells]
+        versions = results[0]["versions"]
+        places = sorted({f"{each['processes']} x {each['threads']} thread(s) on {each['device']}" for each in results})
+        yield (
+            f"{len(self.cells)} training runs, each with {' or '.join(places)}; Python {versions['python']}, "
+            f"torch {versions['torch']}, torchcaps {versions['torchcaps']}."
+        )
+
+    def _table(self) -> Iterator[str]:
+        yield "## Classification"
+        yield "Test error in percent: mean ± standard deviation over seeds where there are several."
+        rows: Table = []
+        methods = [method for method in METHODS if any(method in found for found in self.columns.values())]
+        for benchmark in BENCHMARKS.values():
+            found = self.columns[benchmark.data]
+            if not found:
+                continue
+            rows.append([benchmark.title, "paper", *(_number(benchmark.published.get(method)) for method in methods)])
+            rows.append(
+                ["", "here", *(_error(found[method]) if method in found else "–" for method in methods)],
+            )
+        yield _markdown(["", "", *(METHODS[method].title for method in methods)], rows)
+        yield (
+            "DR: dynamic routing. x/FC: without reconstruction network. uniform: all coefficients fixed at their start "
+            "value, our own baseline. The overlapping digits' test error counts an image as wrong unless both digits "
+            "are found; the paper gives one figure for its two methods there."
+        )
+        if self.budget != "smoke":
+            yield from self._goals()
+
+    def _goals(self) -> Iterator[str]:
+        lines = []
+        for benchmark in BENCHMARKS.values():
+            found = self.columns[benchmark.data]
+            if found:
+                best = min(found.values(), key=lambda column: column.mean)
+                gap = best.mean - benchmark.goal
+                met = "reached" if gap <= 0 else f"missed by {gap:.2f} points"
+                lines.append(
+                    f"- {benchmark.title}: {benchmark.goal:g} % aimed at, {best.mean:.2f} % by {best.title}, the "
+                    f"lowest of {len(found)} means: {met}."
+                )
+        yield "How far that is from the best of the paper:"
+        yield "\n".join(lines)
+
+    def _conclusions(self) -> Iterator[str]:
+        yield "## What the numbers allow to say"
+        if self.budget == "smoke":
+            yield "Nothing, at this budget. What is said of real runs looks as follows."
+        yield (
+            "Differences in points of test error, over the seeds that both methods have; below zero is better. The "
+            "uncertainty is one standard error: over seeds where there are several, else that of counting mistakes on "
+            "the test images, which is too small because it does not know what another seed would have given."
+        )
+        rows: Table = []
+        for benchmark in BENCHMARKS.values():
+            for comparison in _comparisons(benchmark, self.columns[benchmark.data]):
+                published = _published_difference(benchmark, comparison)
+                rows.append(
+                    [
+                        benchmark.title,
+                        f"{comparison.method.title} against {comparison.reference.title}",
+                        f"{comparison.mean:+.2f} ± {comparison.uncertainty:.2f}",
+                        str(len(comparison.differences)),
+                        published,
+                        comparison.verdict,
+                    ]
+                )
+        yield _markdown(["", "", "difference", "n", "paper", ""], rows)
+
+    def _convergence(self) -> Iterator[str]:
+        yield "## Convergence"
+        yield (
+            "Error on the test images during training (mean over seeds; the band is their range), against iterations, "
+            "as in the paper, and against seconds of training, evaluations not counted. Where cells were trained side "
+            "by side they shared the machine: compare times by the measurement below rather than by these."
+        )
+        for benchmark in BENCHMARKS.values():
+            found = self.columns[benchmark.data]
+            if not found:
+                continue
+            figure = figures.convergence(benchmark, found)
+            yield self._picture(figure, f"convergence-{benchmark.data}", f"Convergence on {benchmark.title}")
+            yield _markdown(
+                [
+                    f"iterations (seconds) to reach on {benchmark.title}",
+                    *(f"{each:g} %" for each in benchmark.milestones),
+                ],
+                [
+                    [column.title, *(_reached(column, error) for error in benchmark.milestones)]
+                    for column in found.values()
+                ],
+            )
+
+    def _runtime(self) -> Iterator[str]:
+        measured = json.loads(self.runtime.read_text())
+        seconds: dict[str, float] = measured["seconds_per_100_steps"]
+        yield "## Time per 100 steps"
+        yield (
+            f"All methods in turns in one measurement, median of {measured['rounds']} round(s), MNIST network, batch "
+            f"{measured['batch_size']}, {measured['threads']} thread(s) of {measured['cpu']}, "
+            f"torch {measured['torch']}. The paper does not name its hardware: ratios to DR are what can be compared."
+        )
+        figure = figures.bars(list(seconds), seconds.__getitem__, RUNTIME, "s")
+        yield self._picture(figure, "runtime", "Time per 100 steps by method")
+        yield _markdown(
+            ["", *(METHODS[method].title for method in seconds)],
+            [
+                ["seconds here", *(f"{value:.2f}" for value in seconds.values())],
+                ["± %", *(f"{measured['spread_percent'][method]:g}" for method in seconds)],
+                ["of DR's time, here", *(f"{value / seconds['dr']:.2f}" for value in seconds.values())],
+                [
+                    "of DR's time, paper",
+                    *(f"{RUNTIME[method] / RUNTIME['dr']:.2f}" if method in RUNTIME else "–" for method in seconds),
+                ],
+            ],
+        )
+
+    def _reconstruction(self) -> Iterator[str]:
+        numbers = json.loads(self.reconstruction.read_text())
+        yield "## Reconstruction"
+        yield (
+            "The first 100 Fashion-MNIST test images that the L2/FC network, trained without reconstruction, "
+            "classifies correctly; what the DR network's decoder draws of them from its own class capsules; and what "
+            "the same decoder draws from the capsules of the L2/FC network."
+        )
+        picture = _link(self.out, self.pictures / "reconstruction.png")
+        yield f"![Reconstructions by one decoder from the capsules of two networks]({picture})"
+        own, foreign, mean = (
+            numbers[f"squared_error_{name}"] for name in ("own_capsules", "foreign_capsules", "mean_image")
+        )
+        outcome = (
+            "worse than drawing the mean image: the decoder cannot read the other network's capsules"
+            if foreign >= mean
+            else "better than drawing the mean image: the decoder reads some of the other network's capsules"
+        )
+        yield (
+            f"Squared error, summed over pixels, mean over images: {own:.1f} from its own capsules, {foreign:.1f} from "
+            f"the other network's, {mean:.1f} for the mean of these images in place of each. The transfer is "
+            f"{outcome}. Nothing ties the components of one network's capsules to those of another that was trained "
+            "apart from it."
+        )
+
+    def _settings(self) -> Iterator[str]:
+        yield "## What differs from the paper's setting"
+        if self.budget == "paper":
+            yield "Nothing that the paper gives. What it does not give is listed in `docs/choices.md`."
+            return
+        yield "Every option that is not as in the recipe of the paper's row (`torchcaps train --help` explains them):"
+        lines = []
+        for benchmark in BENCHMARKS.values():
+            alike: dict[str, list[str]] = {}
+            for method in self.columns[benchmark.data]:
+                changes = differences(BUDGETS[self.budget], benchmark, method)
+                told = ", ".join(f"`{name}` {_value(old)} → {_value(new)}" for name, (old, new) in changes.items())
+                alike.setdefault(told, []).append(METHODS[method].title)
+            lines += [f"- {benchmark.title}, {', '.join(titles)}: {told}" for told, titles in alike.items()]
+        yield "\n".join(lines)
+        yield "What the paper does not give, and what was chosen: `docs/choices.md` and `docs/hyperparameters.md`."
+
+    def _runs(self) -> Iterator[str]:
+        yield "## Runs"
+        rows: Table = []
+        for cell in self.cells:
+            result = cell.result()
+            files = {
+                "recipe": cell.recipe,
+                "log": cell.log,
+                "metrics": cell.folder.metrics,
+                "result": cell.folder.result,
+            }
+            links = " · ".join(f"[{name}]({_link(self.out, path)})" for name, path in files.items() if path.exists())
+            rows.append(
+                [
+                    cell.name,
+                    f"{result['test_error_percent']:.2f}",
+                    str(result["steps"]),
+                    f"{result['epochs']:g}",
+                    f"{result['train_seconds']:.0f}",
+                    (result["commit"] or "–")[:10],
+                    links,
+                ]
+            )
+        yield _markdown(["cell", "test error, %", "steps", "epochs", "training s", "commit", ""], rows)
+
+    def _picture(self, figure: Any, name: str, title: str) -> str:
+        path = self.pictures / f"{name}.png"
+        figure.savefig(path, dpi=120)
+        return f"![{title}]({_link(self.out, path)})"
+
+
+def _comparisons(benchmark: Benchmark, found: figures.Columns) -> Iterator[Comparison]:
+    """Every method against dynamic routing, as in the paper, and against uniform coefficients if all else is equal."""
+    uniform = next((method for method in found if method.startswith("uniform")), "")
+    for method, column in found.items():
+        references = [] if method == "dr" else ["dr"]
+        if method not in ("dr", uniform) and benchmark.reconstructs(method) == benchmark.reconstructs(uniform):
+            references.append(uniform)
+        for reference in references:
+            if reference in found and column.errors.keys() & found[reference].errors.keys():
+                yield Comparison(column, found[reference])
+
+
+def _published_difference(benchmark: Benchmark, comparison: Comparison) -> str:
+    ours = benchmark.published[comparison.method.method]
+    theirs = benchmark.published[comparison.reference.method]
+    return f"{ours - theirs:+.2f}" if ours is not None and theirs is not None else "–"
+
+
+def _error(column: Column) -> str:
+    spread = f" ± {column.deviation:.2f}" if column.deviation is not None else ""
+    return f"{column.mean:.2f}{spread} (n = {len(column.cells)})"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _reached(column: Column, error: float) -> str:
+    """The mean over seeds, if all of them got there."""
+    found = [figures.first_reached(cell, error) for cell in column.cells]
+    reached = [each for each in found if each is not None]
+    if len(reached) < len(found):
+        return "–" if not reached else f"{len(reached)} of {len(found)} seeds"
+    steps, seconds = (sum(each[part] for each in reached) / len(reached) for part in (0, 1))
+    return f"{steps:.0f} ({seconds:.0f} s)"
+
+
+def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _link(out: Path, path: Path) -> str:
+    return path.relative_to(out).as_posix()
+
+
+def _html(text: str, out: Path) -> str:
+    """The same as a page of its own: pictures inside, links to files as plain text."""
+    body: str = MarkdownIt().enable("table").render(text)
+
+    def embedded(match: re.Match[str]) -> str:
+        data = base64.b64encode((out / match.group(1)).read_bytes()).decode()
+        return f'src="data:image/png;base64,{data}"'
+
+    body = re.sub(r'src="(pictures/[^"]+)"', embedded, body)
+    title = "Routing towards discriminative power: reproduction"
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        f"<style>{STYLE}</style>\n{body}</html>\n"
+    )
