@@ -130,7 +130,10 @@ def test_the_list_tells_how_to_train_a_cell_elsewhere(torchcaps, tmp_path):
         (("table", *SMOKE, "--only", "imagenet"), "matches no cell"),
         (("table", "--budget", "smoke", "--out", "file", "--only", "mnist/dr"), "another --out"),
         (("table", *SMOKE, "--only", "mnist/dr", "--ray", "nowhere:1"), "Cannot reach Ray"),
-        (("table", *SMOKE, "--only", "mnist/dr", "--ray", "local", "--devices", "500"), "more than this Ray cluster has"),
+        (
+            ("table", *SMOKE, "--only", "mnist/dr", "--ray", "local", "--devices", "500"),
+            "more than this Ray cluster has",
+        ),
         (("table", *SMOKE, "--only", "mnist/dr", "--accelerator", "nonsense"), "1 of 1 cells could not be trained"),
     ],
 )

@@ -26,7 +26,7 @@ def finish(cell: Cell, error: float, curve: dict[int, float]) -> None:
     folder.result.write_text(json.dumps({**result, **machine, "commit": None}))
 
 
-@pytest.fixture()
+@pytest.fixture
 def cells(tmp_path):
     cells = [cell for cell in all_cells("cpu", tmp_path / "cells", seeds=3) if cell.benchmark is MNIST]
     errors = {"dr": (1.0, 1.2, 1.4), "l2-fc": (0.8, 1.1, 1.1), "uniform-fc": (0.8, 1.2, 1.0)}

@@ -101,6 +101,28 @@ def test_a_proximal_step_solves_its_problem(routing, expected):
     torch.testing.assert_close(layer.routing.coefficients.detach(), torch.full((2, 2), expected))
 
 
+def test_a_group_step_solves_its_problem():
+    """argmin over a row x of ‖x - b‖² / 2γ + 2λ√4 ‖x‖: shorter by 2γλ√4, or zero."""
+    layer = CapsuleLayer(2, 3, 4, 3, L1Routing(strength=1.0))
+    layer.routing.coefficients.data = torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.2, 0.1, 0.0, -0.1]])
+    layer.routing.shrink_groups(0.1, groups=2)  # shorter by 0.4; the rows are 2 and 0.245 long
+    expected = torch.tensor([[0.8, -0.8, 0.8, 0.8], [0.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(layer.routing.coefficients.detach(), expected)
+
+
+@pytest.mark.parametrize(("shrinkage", "groups"), [("capsules", 30), ("types", 6)])
+def test_group_steps_remove_whole_groups(shrinkage, groups):
+    layer = CapsuleLayer(30, 4, 3, 5, L1Routing(start=0.05, strength=0.5))
+    poses, present = torch.randn(20, 30, 4), multi_hot(torch.randint(3, (20, 1)), 3)
+    ascent = Ascent(FABRIC, [layer.routing], TrainOptions(gamma=1e-2, shrinkage=shrinkage), types=6)
+    for _ in range(5):
+        ascent.step(ascent.directions(layer(poses, torch.ones(20, 30)).totals, present))
+    zeros = (layer.routing.coefficients == 0).view(30 // groups, groups, 3)
+    gone = zeros.all(2).all(0)
+    assert 0 < gone.sum() < groups
+    assert (zeros.any(2).any(0) == gone).all()
+
+
 def _class_layer(start: float = 1.0) -> tuple[CapsuleLayer, torch.Tensor, torch.Tensor]:
     """A float64 layer, poses for it, and which of its 4 classes they show."""
     layer = CapsuleLayer(6, 3, 4, 2, L2Routing(start=start, strength=0.0)).double()

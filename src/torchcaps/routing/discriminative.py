@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar, final
 
@@ -42,6 +43,20 @@ class DiscriminativeRouting(SharedRouting):
     @abstractmethod
     def shrink(self, step: float) -> None:
         """The proximal step of the penalty, for an ascent step of size γ: ours, in place of its gradient."""
+
+    @torch.no_grad()
+    def shrink_groups(self, step: float, groups: int) -> None:
+        """The proximal step of the group penalty 2λ Σ_g √n ‖b_g‖ over groups of n coefficients: ours.
+
+        Input capsule i belongs to group i modulo ``groups``: its type, if there are as many types as groups. What is
+        not worth its penalty becomes zero for all output capsules at once, and can be pruned. The factor √n makes it
+        as strong as the L1 penalty is on coefficients that are all alike.
+        """
+        inputs, outputs = self.coefficients.shape
+        grouped = self.coefficients.view(inputs // groups, groups, outputs)
+        norms = torch.linalg.vector_norm(grouped, dim=(0, 2), keepdim=True)
+        threshold = 2 * step * self.strength * math.sqrt(inputs // groups * outputs)
+        grouped.mul_((1 - threshold / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_min(0))
 
 
 @final

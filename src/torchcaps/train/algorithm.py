@@ -29,7 +29,9 @@ class AlternatingTrainer:
         self._total_steps = total_steps
         self.network = network
         routings = network.ascending()
-        self.ascent = Ascent(fabric, routings, options) if routings and options.routing_steps else None
+        self.ascent = None
+        if routings and options.routing_steps:
+            self.ascent = Ascent(fabric, routings, options, types=network.map_shape[-1])
         kept_apart = {id(routing.coefficients) for routing in routings}
         self._weights = [each for each in network.parameters() if id(each) not in kept_apart]
         self._module = fabric.setup_module(network)  # moves the weights to the device: only then can they be viewed

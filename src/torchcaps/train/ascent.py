@@ -24,12 +24,23 @@ class Ascent:
     :func:`torchcaps.functional.ascent_direction` spells out.
     """
 
-    def __init__(self, fabric: Fabric, routings: Sequence[DiscriminativeRouting], options: TrainOptions) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        routings: Sequence[DiscriminativeRouting],
+        options: TrainOptions,
+        *,
+        types: int | None = None,
+    ) -> None:
+        """``types`` is how many types of input capsules the first of the layers has."""
         self._fabric = fabric
         self._routings = routings
         self._balanced = options.balanced
         self._ratio = options.objective == "ratio"
-        self._proximal = options.shrinkage == "proximal"
+        self._shrinkage = options.shrinkage
+        self._groups = [len(routing.coefficients) for routing in routings]
+        if options.shrinkage == "types" and types is not None:
+            self._groups[0] = types
         self._decaying = options.decaying_gamma
         self._gamma = options.gamma
         self.coefficients = [routing.coefficients for routing in routings]
@@ -46,7 +57,7 @@ class Ascent:
         totals = at_least_float32(totals)
         objective = discriminative_power(totals, self._signs(totals.detach(), present))
         for routing in self._routings:
-            if not self._proximal:  # else step() deals with the penalty
+            if self._shrinkage == "gradient":  # else step() deals with the penalty
                 objective = objective - routing.regulariser()
         directions = torch.autograd.grad(objective, self.coefficients, retain_graph=retain_graph)
         return [self._global_mean(each) for each in directions]
@@ -67,11 +78,17 @@ class Ascent:
         for coefficients, direction in zip(self.coefficients, directions):
             coefficients.grad = direction
         self.optimizer.step()
-        if self._proximal:
-            for routing in self._routings:
-                routing.shrink(gamma)
+        if self._shrinkage != "gradient":
+            self._shrink(gamma)
         if self._norms is not None:
             self._project(self._norms)
+
+    def _shrink(self, gamma: float) -> None:
+        for routing, groups in zip(self._routings, self._groups):
+            if self._shrinkage == "proximal":
+                routing.shrink(gamma)
+            else:
+                routing.shrink_groups(gamma, groups)
 
     @torch.no_grad()
     def _project(self, norms: Sequence[Tensor]) -> None:

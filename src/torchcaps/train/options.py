@@ -104,8 +104,9 @@ class TrainOptions:
     shrinkage: str = _option(
         "gradient",
         "discriminative routing",
-        "the penalty as part of the gradient (the paper's), or as a proximal step, with which L1 reaches exact zeros",
-        ("gradient", "proximal"),
+        "the penalty as part of the gradient (the paper's), as a proximal step, with which L1 reaches exact zeros, or "
+        "as one on all coefficients of a capsule or of a type of capsules together, which removes them as a whole",
+        ("gradient", "proximal", "capsules", "types"),
     )
     alternation: str = _option(
         "fused",
@@ -153,8 +154,8 @@ class TrainOptions:
             raise UserError(f"--average is a decay below 1 such as 0.999, not {self.average}.")
         if self.batch_size % self.devices:
             raise UserError(f"--batch-size {self.batch_size} cannot be shared evenly by {self.devices} devices.")
-        if self.shrinkage == "proximal" and self.ascent != "plain":
-            raise UserError("--shrinkage proximal goes with --ascent plain: other rules rescale its step.")
+        if self.shrinkage != "gradient" and self.ascent != "plain":
+            raise UserError(f"--shrinkage {self.shrinkage} goes with --ascent plain: other rules rescale its step.")
         if self.objective == "ratio" and self.balanced:
             raise UserError("--balanced is for --objective difference: the ratio is balanced as it is.")
         self.hidden_layers()
