@@ -21,6 +21,7 @@ TABLE = [
 ]
 
 OURS = {"mnist-short", "fashion-mnist-short", "mnist-three-layers", "mnist-matrix", "mnist-cnn"}
+OURS |= {f"{data}-cpu" for data in ("mnist", "fashion-mnist", "cifar-10", "multi-mnist")}
 
 
 def pretend(name: str, **request: object) -> DataSet:

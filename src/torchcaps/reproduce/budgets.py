@@ -12,7 +12,13 @@ from torchcaps.reproduce.paper import METHODS, Benchmark
 from torchcaps.train import TrainOptions, read_options
 
 Values = dict[str, Any]
-BOOKKEEPING = ("log_every", "evaluate_every", "checkpoint_every", "pictures")  # no matter for the outcome
+BOOKKEEPING = (
+    "log_every",
+    "evaluate_every",
+    "evaluation_images",
+    "checkpoint_every",
+    "pictures",
+)  # no matter for the outcome
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ capsule's shares stay close to even:
 
     minimise over c, s:   −Σ_ij c_ij û_j|i · s_j + α Σ_i KL(c_i ‖ even shares),   Σ_j c_ij = 1,   ‖s_j‖ ≤ 1.
 
-Given one of c and s, the best other is a closed form; the two in turn are coordinate descent.
+Given one of c and s, the best other is a closed form; the two in turn are coordinate descent. The objective is stated
+as we remember the workshop paper, which could not be looked up for this version: compare before relying on it.
 """
 
 from __future__ import annotations

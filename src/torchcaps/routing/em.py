@@ -32,6 +32,9 @@ def over_output_capsules(log_joint: Tensor) -> Tensor:
 def inverse_temperatures(iterations: int, *, final: float = 0.01, decay: float = 0.95) -> list[float]:
     """λ of each iteration: rising towards ``final``, the gap shrinking by ``decay`` each time.
 
+    The paper leaves the schedule open; this one, and the values by default, are what its authors answered when
+    asked in its public review.
+
     >>> inverse_temperatures(2, final=1.0, decay=0.5)
     [0.5, 0.75]
     """
@@ -154,9 +157,8 @@ class EMRouting(Routing):
 
     Differs from the paper: poses are vectors here; the paper's matrix capsules are in
     :mod:`torchcaps.layers.matrix`. The cost is ``relative``, or λ and the betas would have to change with the
-    size of the layer. The paper does not give the schedule of λ, where β_a and β_u start, or what keeps a
-    variance from vanishing. Here λ rises as :func:`inverse_temperatures` says, to a value that suits the
-    relative cost; a constant is added to every variance; the betas start where a capsule
+    size of the layer. The paper does not say where β_a and β_u start, or what keeps a variance from vanishing.
+    Here λ rises as :func:`inverse_temperatures` says, to a value that suits the relative cost; a constant is added to every variance; the betas start where a capsule
     without support is off, and where votes of a spread of about 1/3 neither raise nor lower it. (Started at
     zero, all output capsules are on, and training turns the input capsules off for good.)
     """

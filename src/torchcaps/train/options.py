@@ -130,6 +130,7 @@ class TrainOptions:
     out: str | None = _option(None, "run", "folder for the run [runs/DATA-ROUTING-TIME]")
     log_every: int = _option(20, "run", "steps between rows of metrics.csv")
     evaluate_every: int | None = _option(None, "run", "steps between evaluations [an epoch, 2000 at the most]")
+    evaluation_images: int | None = _option(None, "run", "images to evaluate on before the last step [all]")
     checkpoint_every: int = _option(500, "run", "steps between checkpoints")
     pictures: bool = _option(True, "run", "draw the run when it is done")
     test_images: int | None = _option(None, "run", "evaluate on this many images only [all; multi-mnist: 10000]")
@@ -142,7 +143,8 @@ class TrainOptions:
         self._require_at_least(
             1,
             "batch_size conv_channels primary_capsules primary_size class_size kernel iterations epochs steps "
-            "weight_steps decay_every devices threads log_every evaluate_every checkpoint_every test_images image_size",
+            "weight_steps decay_every devices threads log_every evaluate_every evaluation_images checkpoint_every "
+            "test_images image_size",
         )
         self._require_at_least(
             0,

@@ -130,7 +130,8 @@ class _Run:
         self._check_finite(step)
         if evaluating:
             split = self.plan.data.validation or self.plan.data.test
-            self.last_evaluation = self._evaluate(split)
+            on_the_way = self.options.evaluation_images if step < self.total_steps else None
+            self.last_evaluation = self._evaluate(split, on_the_way)
         row: dict[str, object] = {
             "step": step,
             "epoch": round(step / self.batches.steps_per_epoch, 4),
@@ -171,13 +172,13 @@ class _Run:
         where = f"at step {bad}" if bad >= 0 else f"in the weights by step {step}"
         raise UserError(f"Training produced numbers that are not finite {where}. The likely cause is {cause}. {kept}")
 
-    def _evaluate(self, split: Split) -> Evaluation:
+    def _evaluate(self, split: Split, limit: int | None = None) -> Evaluation:
         return evaluate(
             self.trainer.trained_network().folded(),
             split,
             fabric=self.fabric,
             augmentation=self.plan.augmentation,
-            limit=self.plan.evaluation_limit(split),
+            limit=limit or self.plan.evaluation_limit(split),
         )
 
     def _checkpoint(self, step: int) -> None:
