@@ -158,9 +158,10 @@ class EMRouting(Routing):
     Differs from the paper: poses are vectors here; the paper's matrix capsules are in
     :mod:`torchcaps.layers.matrix`. The cost is ``relative``, or λ and the betas would have to change with the
     size of the layer. The paper does not say where β_a and β_u start, or what keeps a variance from vanishing.
-    Here λ rises as :func:`inverse_temperatures` says, to a value that suits the relative cost; a constant is added to every variance; the betas start where a capsule
-    without support is off, and where votes of a spread of about 1/3 neither raise nor lower it. (Started at
-    zero, all output capsules are on, and training turns the input capsules off for good.)
+    Here λ rises as :func:`inverse_temperatures` says, to a value that suits the relative cost; a constant is
+    added to every variance; the betas start where a capsule without support is off, and where votes of a spread
+    of about 1/3 neither raise nor lower it. (Started at zero, all output capsules are on, and training turns the
+    input capsules off for good.)
     """
 
     weight_std = 1.0
