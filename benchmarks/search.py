@@ -74,7 +74,7 @@ ROUTING: Settings = {
     "strength1e-2": {"strength": 1e-2},
     "l1-strength1e-3": {"routing": "l1", "strength": 1e-3},
 }
-SEEDS = {"uniform": 3}  # to know how much chance there is
+SEEDS = {"uniform": 3, "balanced-gamma1": 3}  # to know how much chance there is
 
 
 def cells() -> Iterator[Cell]:
