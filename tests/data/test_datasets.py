@@ -61,6 +61,7 @@ SIZES = {
     "fashion-mnist": (60, 20),
     "cifar-10": (50, 10),
     "multi-mnist": (100_000, 30_000),
+    "multi-digits": (1_437_000, 360_000),
     "folder": (40, 10),
 }
 
@@ -99,7 +100,7 @@ def test_validation_is_taken_from_training_only(name: str) -> None:
     whole, divided, again = load(name), load(name, validation=10), load(name, validation=10)
     check(divided)
     assert divided.validation is not None
-    each = 1000 if name == "multi-mnist" else 1
+    each = 1000 if name.startswith("multi-") else 1
     assert len(divided.validation) == 10 * each
     assert len(divided.train) == len(whole.train) - 10 * each
     some = torch.arange(10)

@@ -66,7 +66,7 @@ Images = tuple[Tensor, Tensor]  # pixels (N, C, H, W) uint8, labels (N,) int64
 
 def load_digits(request: Request) -> DataSet:
     """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, enlarged to 28 x 28."""
-    return _grey(request, _DIGITS, *_read_digits())
+    return _data_set(request, _DIGITS, *_read_digits())
 
 
 def _read_digits() -> tuple[Images, Images]:
@@ -85,12 +85,12 @@ def _read_digits() -> tuple[Images, Images]:
 
 def load_mnist(request: Request) -> DataSet:
     """Handwritten digits. LeCun, Cortes and Burges."""
-    return _grey(request, _DIGITS, *_read_mnist(request))
+    return _data_set(request, _DIGITS, *_read_mnist(request))
 
 
 def load_fashion_mnist(request: Request) -> DataSet:
     """Pictures of clothes. Xiao, Rasul and Vollgraf (2017)."""
-    return _grey(request, _FASHION, *_read_mnist(request))
+    return _data_set(request, _FASHION, *_read_mnist(request))
 
 
 def load_cifar_10(request: Request) -> DataSet:
@@ -98,16 +98,9 @@ def load_cifar_10(request: Request) -> DataSet:
     folder = _files(request)
     train = readers.read_cifar([folder / f"data_batch_{i}.bin" for i in range(1, 6)])
     test = readers.read_cifar([folder / "test_batch.bin"])
-    train, validation = _divided(train, request.validation)
-    return DataSet(
-        name=request.name,
-        classes=_CIFAR,
-        train=ImageSplit(*train),
-        validation=ImageSplit(*validation) if validation else None,
-        test=ImageSplit(*test),
-        mean=(0.49139968, 0.48215841, 0.44653091),
-        std=(0.24703223, 0.24348513, 0.26158784),
-    )
+    mean = (0.49139968, 0.48215841, 0.44653091)
+    std = (0.24703223, 0.24348513, 0.26158784)
+    return _data_set(request, _CIFAR, train, test, mean=mean, std=std)
 
 
 def load_multi_mnist(request: Request) -> DataSet:
@@ -121,16 +114,10 @@ def load_multi_digits(request: Request) -> DataSet:
 
 
 def _overlapping(request: Request, train: Images, test: Images) -> DataSet:
-    train, validation = _divided(train, request.validation)
-    return DataSet(
-        name=request.name,
-        classes=_DIGITS,
-        train=OverlappingDigits(*train, name="train"),
-        validation=OverlappingDigits(*validation, name="validation") if validation else None,
-        test=OverlappingDigits(*test, name="test"),
-        mean=(0.0,),
-        std=(1.0,),
-    )
+    def pairs(images: Images, name: str) -> Split:
+        return OverlappingDigits(*images, name=name)
+
+    return _data_set(request, _DIGITS, train, test, make_split=pairs)
 
 
 def load_folder(request: Request) -> DataSet:
@@ -159,17 +146,9 @@ def load_folder(request: Request) -> DataSet:
         classes = readers.class_names(folder)
         train, test = _split_folder(folder, classes, read(folder, request.channels))
 
-    train, validation = _divided(train, request.validation)
-    channels = train[0].shape[1]
-    return DataSet(
-        name=request.name,
-        classes=classes,
-        train=ImageSplit(*train),
-        validation=ImageSplit(*validation) if validation else None,
-        test=ImageSplit(*test),
-        mean=(0.0,) if channels == 1 else (0.5,) * 3,
-        std=(1.0,) if channels == 1 else (0.5,) * 3,
-    )
+    if train[0].shape[1] == 1:
+        return _data_set(request, classes, train, test)
+    return _data_set(request, classes, train, test, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def _split_folder(folder: Path, classes: tuple[str, ...], images: Images) -> tuple[Images, Images]:
@@ -214,16 +193,30 @@ def _divided(train: Images, count: int) -> tuple[Images, Images | None]:
     return (pixels[rest], labels[rest]), (pixels[held], labels[held])
 
 
-def _grey(request: Request, classes: tuple[str, ...], train: Images, test: Images) -> DataSet:
+def _single(images: Images, name: str) -> Split:
+    return ImageSplit(*images)
+
+
+def _data_set(
+    request: Request,
+    classes: tuple[str, ...],
+    train: Images,
+    test: Images,
+    *,
+    make_split: Callable[[Images, str], Split] = _single,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+) -> DataSet:
+    """All three splits, the validation images taken from the training images; grey images stay as they are."""
     train, validation = _divided(train, request.validation)
     return DataSet(
         name=request.name,
         classes=classes,
-        train=ImageSplit(*train),
-        validation=ImageSplit(*validation) if validation else None,
-        test=ImageSplit(*test),
-        mean=(0.0,),
-        std=(1.0,),
+        train=make_split(train, "train"),
+        validation=make_split(validation, "validation") if validation else None,
+        test=make_split(test, "test"),
+        mean=mean,
+        std=std,
     )
 
 
