@@ -35,7 +35,7 @@ from torchcaps.reproduce.budgets import BUDGETS
 from torchcaps.reproduce.engine import Stopped
 from torchcaps.routing import ROUTINGS
 from torchcaps.train import Interrupted, RunFolder, TrainOptions, fit, read_options
-from torchcaps.train.environment import is_first_process, make_fabric, usable_cores, versions
+from torchcaps.train.environment import follow_parent, is_first_process, make_fabric, usable_cores, versions
 from torchcaps.train.options import EXECUTION, flag
 from torchcaps.train.plan import Plan
 
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a routing of the user's own is looked for
     try:
+        follow_parent()
         keep_memory()
         arguments.run(arguments)
         return 0
@@ -294,7 +295,7 @@ def reproduce_figures(arguments: Arguments) -> None:
     request = Request(
         figure=arguments.figure,
         budget=arguments.budget,
-        out=arguments.out or Path("reproductions") / arguments.budget,
+        out=arguments.out or Path("runs") / f"reproduce-{arguments.budget}",
         only=arguments.only,
         seeds=arguments.seeds,
         first_seed=arguments.first_seed,
@@ -422,7 +423,7 @@ def _reproduce_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=_positive, metavar="N", help="runs of each cell [1; cpu: 3 of fashion-mnist]")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the first of the seeds [0]")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for cells and report [reproductions/BUDGET]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for cells and report [runs/reproduce-BUDGET]")
     parser.add_argument(
         "--list", action="store_true", help="tell the state and the command of every cell, and run none"
     )

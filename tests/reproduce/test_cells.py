@@ -66,7 +66,7 @@ def test_a_cell_refuses_what_was_trained_otherwise(tmp_path):
     cell = all_cells("smoke", tmp_path)[0]
     RunFolder.create(cell.folder.path, TrainOptions(steps=3))
     with pytest.raises(UserError, match="other settings"):
-        cell.write_recipe()
+        cell.check_settings()
 
 
 def test_a_cells_recipe_is_all_that_is_needed_to_train_it(tmp_path):

@@ -1,7 +1,6 @@
 """Whole reproductions at the smoke budget, in processes of their own: done, killed, stopped, spread over Ray."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from commands import command_environment
+from torchcaps.train.environment import usable_cores
 
 SMOKE = ("--budget", "smoke", "--out", "out", "--threads", "1")
 
@@ -73,17 +73,27 @@ def test_a_stopped_reproduction_goes_on_where_it_was(torchcaps, tmp_path, number
     assert error_of(tmp_path, "mnist/dr/seed-0") == result["test_error_percent"]
 
 
-def test_runtime_and_reconstruction(torchcaps, tmp_path):
-    runtime = torchcaps("reproduce", "runtime", *SMOKE)
-    assert runtime.returncode == 0, runtime.stderr
+def test_everything_about_some_cells(torchcaps, tmp_path):
+    """Reconstructions need cells of their own: without them there is a report all the same."""
+    done = torchcaps("reproduce", "all", *SMOKE, "--only", "multi-mnist/l1")
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "out/report.md").read_text()
+    assert "multi-mnist/l1/seed-0" in report
     measured = json.loads((tmp_path / "out/runtime.json").read_text())
     assert set(measured["seconds_per_100_steps"]) == {"dr", "l2", "l1", "l2-fc", "l1-fc", "uniform-fc"}
+    assert "## Time per 100 steps" in report
+    assert "## Reconstruction" not in report
+    other = torchcaps("reproduce", "runtime", "--budget", "cpu", "--out", "out", "--threads", "1")
+    assert other.returncode == 2
+    assert "other settings" in other.stderr
+
+
+def test_reconstruction(torchcaps, tmp_path):
     drawn = torchcaps("reproduce", "reconstruction", *SMOKE)
     assert drawn.returncode == 0, drawn.stderr
     numbers = json.loads((tmp_path / "out/reconstruction.json").read_text())
     assert 0 < numbers["images"] <= 100
     report = (tmp_path / "out/report.md").read_text()
-    assert "## Time per 100 steps" in report
     assert "pictures/reconstruction.png" in report
 
 
@@ -94,7 +104,7 @@ def test_cells_are_spread_over_a_local_ray_with_two_workers(torchcaps, tmp_path)
         assert 0 <= error_of(tmp_path, f"cifar-10/{method}/seed-0") <= 100
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 def test_two_ray_workers_train_at_the_same_time(torchcaps, tmp_path):
     """Their runs overlap: each began before the other had ended."""
     done = torchcaps("reproduce", "table", *SMOKE, "--only", "mnist/dr", "mnist/l2-fc", "--ray", "local")

@@ -49,15 +49,36 @@ def test_methods_are_compared_seed_by_seed(cells):
     against_dr = Comparison(found["l2-fc"], found["dr"])
     assert against_dr.differences == pytest.approx([-0.2, -0.1, -0.3])
     assert against_dr.mean == pytest.approx(-0.2)
-    assert against_dr.uncertainty == pytest.approx(0.1 / 3**0.5)
-    assert against_dr.verdict.startswith("better")
+    counting = 1.96 * 100 * ((0.01 * 0.99 + 0.012 * 0.988) / 30_000) ** 0.5
+    assert against_dr.interval == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)  # Student's t with 2 degrees of freedom
+    assert against_dr.interval > counting
+    assert against_dr.verdict == "no difference can be seen"
     assert Comparison(found["l2-fc"], found["uniform-fc"]).verdict == "no difference can be seen"
+
+
+def test_seeds_that_agree_by_chance_do_not_make_a_difference_certain(tmp_path):
+    cells = [cell for cell in all_cells("cpu", tmp_path / "cells", seeds=2) if cell.benchmark is MNIST]
+    for cell in cells:
+        if cell.method in ("dr", "l2"):
+            finish(cell, 1.0 if cell.method == "dr" else 1.1, {10: 1.0})
+    found = figures.columns(cells, MNIST)
+    assert Comparison(found["l2"], found["dr"]).verdict == "no difference can be seen"
+
+
+def test_a_difference_beyond_its_interval_is_told(tmp_path):
+    cells = [cell for cell in all_cells("cpu", tmp_path / "cells", seeds=3) if cell.benchmark is MNIST]
+    for cell in cells:
+        if cell.method in ("dr", "l2"):
+            finish(cell, (2.0 if cell.method == "dr" else 1.0) + 0.05 * cell.seed, {10: 1.0})
+    found = figures.columns(cells, MNIST)
+    assert Comparison(found["l2"], found["dr"]).verdict == "better"
+    assert Comparison(found["dr"], found["l2"]).verdict == "worse"
 
 
 def test_one_seed_has_the_uncertainty_of_counting(cells):
     found = figures.columns([cell for cell in cells if cell.seed == 0], MNIST)
     comparison = Comparison(found["l2-fc"], found["dr"])
-    assert comparison.uncertainty == pytest.approx(100 * ((0.008 * 0.992 + 0.01 * 0.99) / 10_000) ** 0.5)
+    assert comparison.interval == pytest.approx(1.96 * 100 * ((0.008 * 0.992 + 0.01 * 0.99) / 10_000) ** 0.5)
     assert comparison.verdict == "no difference can be seen"
 
 
@@ -72,7 +93,7 @@ def test_the_report_says_what_the_cells_say(cells, tmp_path):
     report.write()
     text = (tmp_path / "report.md").read_text()
     assert "1.20 ± 0.20 (n = 3)" in text
-    assert "| MNIST | L2/FC against DR | -0.20 ± 0.06 | 3 | +0.01 | better" in text
+    assert "| MNIST | L2/FC against DR | -0.20 ± 0.25 | 3 | +0.01 | no difference can be seen |" in text
     assert "0.32 % aimed at, 1.00 % by L2/FC, the lowest of 3 means: missed by 0.68 points" in text
     assert "| DR | 27 (3 s) |" in text  # 2 % was reached at the steps 20, 30 and 30
     for cell in cells:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
@@ -151,15 +148,6 @@ def gemm_rate(threads: int, *, rounds: int = 7) -> float:
         best = min(best, (time.perf_counter() - started) / repeats)
     torch.set_num_threads(before)
     return 2 * 20 * 128 * 256 * 256 / best / 1e9
-
-
-def cpu_name() -> str:
-    """The processor's name as the operating system tells it."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine()
 
 
 def check_threads(threads: int | None) -> int:

@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from torchcaps.bench.cases import ARCHITECTURES, OTHER_MODELS, Case, ClassLayerStep, Inference, TrainingStep
-from torchcaps.bench.measure import Measurement, check_threads, cpu_name, gemm_rate, measure
+from torchcaps.bench.measure import Measurement, check_threads, gemm_rate, measure
 from torchcaps.bench.operations import training_gflop
 from torchcaps.errors import UserError
 from torchcaps.routing import ROUTINGS, DiscriminativeRouting
+from torchcaps.train.environment import cpu_name
 
 KINDS = (*ROUTINGS, *OTHER_MODELS)
 DISCRIMINATIVE = [name for name, each in ROUTINGS.items() if issubclass(each, DiscriminativeRouting)]

@@ -53,7 +53,10 @@ class Cell:
         return self.folder.config.exists()
 
     def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(self.folder.result.read_text())
+        try:
+            result: dict[str, Any] = json.loads(self.folder.result.read_text(encoding="utf-8"))
+        except ValueError:
+            raise UserError(f"{self.folder.result} is damaged. Remove {self.folder.path} to train it again.") from None
         return result
 
     def steps_done(self) -> int:
@@ -61,12 +64,15 @@ class Cell:
         metrics = self.folder.read_metrics() if self.started else []
         return int(metrics[-1]["step"] or 0) if metrics else 0
 
-    def write_recipe(self) -> None:
-        """Check that what was begun here is this cell, and say beside it how it is trained."""
-        if self.started and _settings(self.folder.options()) != _settings(self.options):
+    def check_settings(self) -> None:
+        """Refuse what was begun here with other settings, for another budget perhaps."""
+        if _settings(self.folder.options()) != _settings(self.options):
             raise UserError(
                 f"{self.folder.path} was trained with other settings. Choose another --out, or remove that folder."
             )
+
+    def write_recipe(self) -> None:
+        """Say, beside the run, how it is trained."""
         try:
             self.recipe.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from torchcaps.bench.measure import check_threads
 from torchcaps.errors import UserError
-from torchcaps.reproduce.budgets import BUDGETS
 from torchcaps.reproduce.cells import Cell, all_cells, select
 from torchcaps.reproduce.display import CellDisplay
 from torchcaps.reproduce.engine import command, run_cells
+from torchcaps.reproduce.paper import METHODS
 from torchcaps.reproduce.reconstruction import draw_reconstructions
 from torchcaps.reproduce.report import Report
 from torchcaps.reproduce.runtime import measure_runtime
@@ -32,7 +35,7 @@ class Request:
     seeds: int | None = None
     first_seed: int = 0
     ray_address: str | None = None
-    execution: dict[str, Any] | None = None
+    execution: Mapping[str, Any] = field(default_factory=dict)
     """Where and how cells are trained: the options of EXECUTION."""
 
     def asks_for(self, figure: str) -> bool:
@@ -41,21 +44,22 @@ class Request:
 
 def reproduce(request: Request, console: Console) -> None:
     """Train what is missing, then write the report of everything in the folder."""
-    everything = all_cells(request.budget, request.out / "cells", seeds=request.seeds, first_seed=request.first_seed)
-    cells = _needed(request, everything)
-    execution = request.execution or {}
+    _check(request)
+    cells = _needed(request)
     failures = run_cells(
-        cells, execution=execution, ray_address=request.ray_address, display=CellDisplay(console, cells)
+        cells, execution=request.execution, ray_address=request.ray_address, display=CellDisplay(console, cells)
     )
-    report = Report(request.out, request.budget, _there(request, everything))
-    report.pictures.mkdir(parents=True, exist_ok=True)
+    report = Report(request.out, request.budget, _there(request))
+    report.write()  # before what else may go wrong
     if request.asks_for("runtime") and not report.runtime.exists():
         console.print("measuring the time of a step of every method, side by side")
-        budget = BUDGETS[request.budget]
-        measure_runtime(report.runtime, budget, execution.get("threads"), lambda line: console.print(line))
-    if request.asks_for("reconstruction") and not failures and not report.reconstruction.exists():
-        pair = _reconstruction_pair(everything)
-        draw_reconstructions(*pair, report.reconstruction, report.pictures / "reconstruction.png")
+        measure_runtime(report.runtime, request.budget, request.execution.get("threads"), console.print)
+    if request.asks_for("reconstruction") and not report.has_reconstruction:
+        pair = _reconstruction_pair(request)
+        if request.figure == "reconstruction" or all(cell.folder.network.exists() for cell in pair):
+            draw_reconstructions(
+                *pair, report.reconstruction, report.reconstruction_picture, request.execution.get("data_dir")
+            )
     report.write()
     console.print(f"The report is {report.out / 'report.md'} and {report.out / 'report.html'}", soft_wrap=True)
     if failures:
@@ -65,38 +69,51 @@ def reproduce(request: Request, console: Console) -> None:
 
 def list_cells(request: Request, console: Console) -> None:
     """Every cell, how far it is, and the command that trains it, for whoever wants to start it elsewhere."""
-    everything = all_cells(request.budget, request.out / "cells", seeds=request.seeds, first_seed=request.first_seed)
-    for cell in _needed(request, everything):
+    _check(request)
+    for cell in _needed(request):
         cell.write_recipe()
         if cell.done:
             state = f"{cell.result()['test_error_percent']:.2f} % test error"
         else:
-            state = f"torchcaps {' '.join(command(cell, request.execution or {}))}"
+            state = shlex.join(["torchcaps", *command(cell, request.execution)])
         console.print(f"{cell.name}: {state}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _needed(request: Request, everything: Sequence[Cell]) -> list[Cell]:
+def _check(request: Request) -> None:
+    """What can be found wrong before hours of training."""
+    if request.only and request.figure in ("runtime", "reconstruction"):
+        raise UserError(f"--only chooses cells of the table and the curves; {request.figure} has cells of its own.")
+    if request.asks_for("runtime"):
+        check_threads(request.execution.get("threads"))
+    for cell in _there(request):
+        if cell.started:
+            cell.check_settings()
+
+
+def _needed(request: Request) -> list[Cell]:
     """The cells that the figures asked for are made of."""
     if request.figure == "runtime":
         return []
     if request.figure == "reconstruction":
-        return list(_reconstruction_pair(everything))
-    chosen = select(everything, request.only)
-    if request.figure == "all":
-        chosen += [cell for cell in _reconstruction_pair(everything) if cell not in chosen and not request.only]
-    return chosen
+        return list(_reconstruction_pair(request))
+    return select(_asked_for(request), request.only)
 
 
-def _reconstruction_pair(cells: Sequence[Cell]) -> tuple[Cell, Cell]:
-    by_method = {cell.method: cell for cell in reversed(cells) if cell.benchmark.data == "fashion-mnist"}
+def _asked_for(request: Request) -> list[Cell]:
+    return all_cells(request.budget, request.out / "cells", seeds=request.seeds, first_seed=request.first_seed)
+
+
+def _reconstruction_pair(request: Request) -> tuple[Cell, Cell]:
+    by_method = {cell.method: cell for cell in reversed(_asked_for(request)) if cell.benchmark.data == "fashion-mnist"}
     return by_method["dr"], by_method["l2-fc"]
 
 
-def _there(request: Request, everything: Sequence[Cell]) -> list[Cell]:
+def _there(request: Request) -> list[Cell]:
     """The cells asked for and whatever other seeds the folder holds."""
-    cells = {cell.name: cell for cell in everything}
-    for path in sorted((request.out / "cells").glob("*/*/seed-*/result.json")):
-        seed = int(path.parent.name.removeprefix("seed-"))
+    cells = {cell.name: cell for cell in _asked_for(request)}
+    folders = (request.out / "cells").glob("*/*/seed-*")
+    for seed in {int(found[1]) for path in folders if (found := re.fullmatch(r"seed-(\d+)", path.name))}:
         for cell in all_cells(request.budget, request.out / "cells", seeds=1, first_seed=seed):
             cells.setdefault(cell.name, cell)
-    return sorted(cells.values(), key=lambda cell: (cell.benchmark.data, cell.method, cell.seed))
+    order = {method: place for place, method in enumerate(METHODS)}
+    return sorted(cells.values(), key=lambda cell: (cell.benchmark.data, order[cell.method], cell.seed))

@@ -54,7 +54,8 @@ class CellDisplay:
             self._say(f"{cell.name}: {problem}")
         else:
             result = cell.result()
-            self._say(f"{cell.name}: {result['test_error_percent']:.2f} % test error, {result['seconds']:.0f} s")
+            kind = "test" if result["validation_error_percent"] is None else "validation"
+            self._say(f"{cell.name}: {result[f'{kind}_error_percent']:.2f} % {kind} error, {result['seconds']:.0f} s")
         done = sum(each.done for each in self._cells)
         if done < len(self._cells):
             self._say(f"{done} of {len(self._cells)} cells are done, {self._time_left()}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import signal
@@ -17,11 +16,10 @@ from typing import Any, NamedTuple
 from torchcaps.errors import UserError
 from torchcaps.reproduce.cells import Cell
 from torchcaps.reproduce.display import CellDisplay
-from torchcaps.train.environment import usable_cores
+from torchcaps.train.environment import END_WITH_PARENT, usable_cores
 from torchcaps.train.options import flag
 
 POLL_SECONDS = 0.5
-PR_SET_PDEATHSIG = 1
 
 
 class Stopped(Exception):
@@ -49,9 +47,6 @@ def run_cells(
             failures = [failure for cell in waiting if (failure := _here(cell, execution, display))]
         else:
             failures = _on_ray(waiting, execution, ray_address, display)
-    for cell in cells:
-        if cell.done:
-            cell.forget_checkpoints()
     return failures
 
 
@@ -71,7 +66,11 @@ def train(cell: Cell, execution: Mapping[str, Any], meanwhile: Callable[[], None
     arguments = [sys.executable, "-m", "torchcaps.cli", *command(cell, execution)]
     with cell.log.open("a") as log:
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, END_WITH_PARENT: str(os.getpid())},
         )
         try:
             while process.poll() is None:
@@ -82,15 +81,12 @@ def train(cell: Cell, execution: Mapping[str, Any], meanwhile: Callable[[], None
             process.wait()
             raise
     if process.returncode == 0 and cell.done:
+        cell.forget_checkpoints()
         return None
-    lines = cell.log.read_text().strip().splitlines()
+    if process.returncode < 0:
+        return f"ended by {signal.Signals(-process.returncode).name}"
+    lines = cell.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else f"ended with exit code {process.returncode}"
-
-
-def _end_with_parent() -> None:
-    """On Linux, have the child stop, saving where it is, if this process is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _here(cell: Cell, execution: Mapping[str, Any], display: CellDisplay) -> Failure | None:
@@ -105,24 +101,26 @@ def _on_ray(cells: Sequence[Cell], execution: Mapping[str, Any], address: str, d
         ray: Any = importlib.import_module("ray")  # heavy, and hardly typed
     except ImportError:
         raise UserError("--ray needs Ray: pip install 'torchcaps[ray]'.") from None
-    processes = execution["devices"] or 1
-    threads = execution["threads"] or 1
-    gpus = processes if execution["accelerator"] in ("cuda", "gpu") else 0
+    processes = execution.get("devices") or 1
+    threads = execution.get("threads") or 1
     try:
         if address == "local":
-            ray.init(num_cpus=usable_cores(), include_dashboard=False, log_to_driver=False)
+            ray.init(address="local", num_cpus=usable_cores(), include_dashboard=False, log_to_driver=False)
         else:
             ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(f"Cannot reach Ray at '{address}': {error}") from error
     try:
-        places = int(ray.cluster_resources().get("CPU", 0)) // (processes * threads)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        asked = str(execution.get("accelerator") or "auto")
+        with_gpus = asked in ("cuda", "gpu") or (asked == "auto" and any(node.get("GPU") for node in nodes))
+        needed = {"CPU": processes * threads, "GPU": processes if with_gpus else 0}
+        places = sum(min(int(node.get(kind, 0) // count) for kind, count in needed.items() if count) for node in nodes)
         if not places:
-            raise UserError(
-                f"A cell needs {processes * threads} CPUs, more than this Ray cluster has: lower --threads."
-            )
+            wanted = " and ".join(f"{count} {kind}s" for kind, count in needed.items() if count)
+            raise UserError(f"A cell needs {wanted} on one machine, more than any of this Ray cluster has.")
         display.side_by_side = places
-        remote = ray.remote(num_cpus=processes * threads, num_gpus=gpus, max_retries=0)(_train_remotely)
+        remote = ray.remote(num_cpus=needed["CPU"], num_gpus=needed["GPU"], max_retries=0)(_train_remotely)
         settings = {**execution, "threads": threads}
         waiting = {remote.remote(cell, settings, Path.cwd()): cell for cell in cells}
         failures = []
@@ -144,7 +142,7 @@ def _outcome(ray: Any, future: Any) -> str | None:
     try:
         reason: str | None = ray.get(future)
     except ray.exceptions.RayError as error:
-        return f"Ray: {str(error).strip().splitlines()[0]}"
+        return f"Ray: {str(error).strip().splitlines()[-1]}"
     return reason
 
 

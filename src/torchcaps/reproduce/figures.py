@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import t as student
 
+from torchcaps.errors import UserError
 from torchcaps.reproduce.cells import Cell
 from torchcaps.reproduce.paper import METHODS, Benchmark
 
@@ -78,33 +80,45 @@ class Comparison:
     reference: Column
 
     @property
+    def seeds(self) -> list[int]:
+        return sorted(self.method.errors.keys() & self.reference.errors.keys())
+
+    @property
     def differences(self) -> list[float]:
-        ours, theirs = self.method.errors, self.reference.errors
-        return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+        return [self.method.errors[seed] - self.reference.errors[seed] for seed in self.seeds]
 
     @property
     def mean(self) -> float:
         return statistics.fmean(self.differences)
 
     @property
-    def uncertainty(self) -> float:
-        """The standard error: over seeds if there are several, else of counting mistakes on so many test images.
+    def interval(self) -> float:
+        """Half the 95 % interval of the difference.
 
-        The latter takes the two networks' mistakes for independent, and leaves out that another seed would give
-        another network: it is the least that the difference is uncertain by.
+        Over seeds by Student's t, if there are several. Else, and at least, that of counting mistakes on so many
+        test images, as if the two networks made them independently: they do not, which makes it too wide, and
+        another seed would give another network, which makes it too narrow.
         """
-        if len(self.differences) > 1:
-            return statistics.stdev(self.differences) / math.sqrt(len(self.differences))
-        shares = [column.mean / 100 for column in (self.method, self.reference)]
-        return 100 * math.sqrt(sum(share * (1 - share) / self.method.test_images for share in shares))
+        if len(self.seeds) > 1:
+            deviation = statistics.stdev(self.differences) / math.sqrt(len(self.seeds))
+            over_seeds = float(student.ppf(0.975, len(self.seeds) - 1)) * deviation
+        else:
+            over_seeds = 0.0
+        return max(over_seeds, self._counting_interval())
+
+    def _counting_interval(self) -> float:
+        variance = 0.0
+        for column in (self.method, self.reference):
+            share = statistics.fmean(column.errors[seed] for seed in self.seeds) / 100
+            variance += share * (1 - share) / (column.test_images * len(self.seeds))
+        return 1.96 * 100 * math.sqrt(variance)
 
     @property
     def verdict(self) -> str:
-        n = len(self.differences)
-        if abs(self.mean) <= 2 * self.uncertainty:
+        if abs(self.mean) <= self.interval:
             return "no difference can be seen"
         way = "worse" if self.mean > 0 else "better"
-        return f"{way}, by more than twice the standard error" + (", in one run" if n == 1 else "")
+        return f"{way} in one run, which decides nothing" if len(self.seeds) == 1 else way
 
 
 def first_reached(cell: Cell, error: float) -> tuple[float, float] | None:
@@ -118,6 +132,8 @@ def first_reached(cell: Cell, error: float) -> tuple[float, float] | None:
 def _evaluations(cell: Cell) -> list[tuple[float, float, float]]:
     """(step, seconds, error) of every evaluation."""
     rows = cell.folder.read_metrics()
+    if not rows:
+        raise UserError(f"{cell.folder.path} has no metrics. Remove it to train that cell again.")
     return [
         (float(row["step"] or 0), float(row["seconds"] or 0), float(row["evaluation_error"]))
         for row in rows

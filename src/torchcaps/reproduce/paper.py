@@ -50,7 +50,7 @@ class Benchmark:
     milestones: tuple[float, ...]
     """Errors in percent for which it is told when they were reached."""
     goal: float
-    """The best error of the paper, which the ``cpu`` budget aims at."""
+    """What the ``cpu`` budget aims at: about the best error of the paper."""
 
     def reconstructs(self, method: str) -> bool:
         return self.decoder and not method.endswith("-fc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -20,7 +21,9 @@ SIDE = 10  # the paper shows 10 x 10 images
 BATCH = 500
 
 
-def draw_reconstructions(with_decoder: Cell, without: Cell, numbers: Path, picture: Path) -> None:
+def draw_reconstructions(
+    with_decoder: Cell, without: Cell, numbers: Path, picture: Path, data_dir: str | Path | None = None
+) -> None:
     """Images, their reconstructions, and those from the capsules of a network that was trained without a decoder.
 
     As in the paper, the images are test images that the latter network classifies correctly: the first 100 of them.
@@ -30,21 +33,26 @@ def draw_reconstructions(with_decoder: Cell, without: Cell, numbers: Path, pictu
             raise UserError(f"{cell.folder.path} has no network any more: remove that folder to train it again.")
     trained, _ = load_network(with_decoder.folder.network)
     foreign, _ = load_network(without.folder.network)
-    images, labels = _rightly_classified(foreign.folded(), Plan.of(without.options))
+    images, labels = _rightly_classified(foreign.folded(), _plan(without, data_dir))
     with torch.inference_mode():
         assert trained.decoder is not None
         own = trained.decoder(trained(images).capsules.poses, labels)[:, 0]
         transferred = trained.decoder(foreign(images).capsules.poses, labels)[:, 0]
     blank = images.mean(0, keepdim=True)
+    titles = ("input", "DR capsules, DR decoder", "L2/FC capsules, DR decoder")
+    _grids(dict(zip(titles, (images, own, transferred)))).savefig(picture, dpi=120)
     report = {
+        "cells": [with_decoder.name, without.name],
         "images": len(images),
         "squared_error_own_capsules": _squared_error(own, images),
         "squared_error_foreign_capsules": _squared_error(transferred, images),
         "squared_error_mean_image": _squared_error(blank, images),
     }
     write_atomically(numbers, (json.dumps(report, indent=2) + "\n").encode())
-    titles = ("input", "DR capsules, DR decoder", "L2/FC capsules, DR decoder")
-    _grids(dict(zip(titles, (images, own, transferred)))).savefig(picture, dpi=120)
+
+
+def _plan(cell: Cell, data_dir: str | Path | None) -> Plan:
+    return Plan.of(dataclasses.replace(cell.options, data_dir=str(data_dir) if data_dir else None))
 
 
 @torch.inference_mode()

@@ -39,7 +39,12 @@ class Report:
         self.pictures = out / "pictures"
         self.runtime = out / "runtime.json"
         self.reconstruction = out / "reconstruction.json"
+        self.reconstruction_picture = self.pictures / "reconstruction.png"
         self.columns = {benchmark.data: figures.columns(cells, benchmark) for benchmark in BENCHMARKS.values()}
+
+    @property
+    def has_reconstruction(self) -> bool:
+        return self.reconstruction.exists() and self.reconstruction_picture.exists()
 
     def write(self) -> None:
         """``report.md`` with its pictures, and ``report.html`` with everything inside."""
@@ -53,8 +58,8 @@ class Report:
         yield f"# The paper's table and figures, budget `{self.budget}`"
         yield (
             '"Routing Towards Discriminative Power of Class Capsules" beside what was measured here, with '
-            f"{budget.summary}. Made by `torchcaps reproduce --budget {self.budget}`; every number has its run in "
-            "`cells`."
+            f"{budget.summary}. Made by `torchcaps reproduce all --budget {self.budget}`; every number has its run "
+            "in `cells`."
         )
         if self.budget == "smoke":
             yield (
@@ -68,7 +73,7 @@ class Report:
             yield from self._convergence()
         if self.runtime.exists():
             yield from self._runtime()
-        if self.reconstruction.exists():
+        if self.has_reconstruction:
             yield from self._reconstruction()
         if self.cells:
             yield from self._settings()
@@ -76,12 +81,14 @@ class Report:
 
     def _machine(self) -> Iterator[str]:
         results = [cell.result() for cell in self.cells]
-        versions = results[0]["versions"]
-        places = sorted({f"{each['processes']} x {each['threads']} thread(s) on {each['device']}" for each in results})
-        yield (
-            f"{len(self.cells)} training runs, each with {' or '.join(places)}; Python {versions['python']}, "
-            f"torch {versions['torch']}, torchcaps {versions['torchcaps']}."
-        )
+        places = {
+            f"{each['processes']} x {each['threads']} thread(s) on {each.get('processor') or each['device']}, "
+            f"Python {each['versions']['python']}, torch {each['versions']['torch']}, "
+            f"torchcaps {each['versions']['torchcaps']}"
+            for each in results
+        }
+        hours = sum(each["seconds"] for each in results) / 3600
+        yield f"{len(self.cells)} training runs, {hours:.1f} hours in all: {'; '.join(sorted(places))}."
 
     def _table(self) -> Iterator[str]:
         yield "## Classification"
@@ -117,40 +124,49 @@ class Report:
                     f"- {benchmark.title}: {benchmark.goal:g} % aimed at, {best.mean:.2f} % by {best.title}, the "
                     f"lowest of {len(found)} means: {met}."
                 )
-        yield "How far that is from the best of the paper:"
+        yield "How far that is from what the budget aims at, about the best of the paper:"
         yield "\n".join(lines)
 
     def _conclusions(self) -> Iterator[str]:
         yield "## What the numbers allow to say"
         if self.budget == "smoke":
             yield "Nothing, at this budget. What is said of real runs looks as follows."
+        comparisons = [
+            comparison
+            for benchmark in BENCHMARKS.values()
+            for comparison in _comparisons(benchmark, self.columns[benchmark.data])
+        ]
+        count = len(comparisons)
         yield (
-            "Differences in points of test error, over the seeds that both methods have; below zero is better. The "
-            "uncertainty is one standard error: over seeds where there are several, else that of counting mistakes on "
-            "the test images, which is too small because it does not know what another seed would have given."
+            "Differences in points of test error, over the seeds that both methods have, with their 95 % interval; "
+            "below zero is better. With several seeds the interval is Student's over the seeds, and never less than "
+            "that of counting mistakes on the test images. With one seed it is the latter alone, which does not know "
+            f"what another seed would have given. Of {count} comparisons about {count / 20:.0f} would lie outside by "
+            "chance. "
+            "The settings all methods share were searched with uniform coefficients, those of the ascent with L2 and "
+            "L1; none was searched with dynamic routing."
         )
         rows: Table = []
-        for benchmark in BENCHMARKS.values():
-            for comparison in _comparisons(benchmark, self.columns[benchmark.data]):
-                published = _published_difference(benchmark, comparison)
-                rows.append(
-                    [
-                        benchmark.title,
-                        f"{comparison.method.title} against {comparison.reference.title}",
-                        f"{comparison.mean:+.2f} ± {comparison.uncertainty:.2f}",
-                        str(len(comparison.differences)),
-                        published,
-                        comparison.verdict,
-                    ]
-                )
+        for comparison in comparisons:
+            rows.append(
+                [
+                    comparison.method.benchmark.title,
+                    f"{comparison.method.title} against {comparison.reference.title}",
+                    f"{comparison.mean:+.2f} ± {comparison.interval:.2f}",
+                    str(len(comparison.seeds)),
+                    _published_difference(comparison),
+                    comparison.verdict,
+                ]
+            )
         yield _markdown(["", "", "difference", "n", "paper", ""], rows)
 
     def _convergence(self) -> Iterator[str]:
         yield "## Convergence"
         yield (
-            "Error on the test images during training (mean over seeds; the band is their range), against iterations, "
-            "as in the paper, and against seconds of training, evaluations not counted. Where cells were trained side "
-            "by side they shared the machine: compare times by the measurement below rather than by these."
+            "Error during training (mean over seeds; the band is their range), against iterations, as in the paper, "
+            "and against seconds of training, evaluations not counted. The last point is on all test images, those "
+            "before it on the first so many (`evaluation_images` of the recipe). Where cells were trained side by side "
+            "they shared the machine: compare times by the measurement below rather than by these."
         )
         for benchmark in BENCHMARKS.values():
             found = self.columns[benchmark.data]
@@ -201,7 +217,7 @@ class Report:
             "classifies correctly; what the DR network's decoder draws of them from its own class capsules; and what "
             "the same decoder draws from the capsules of the L2/FC network."
         )
-        picture = _link(self.out, self.pictures / "reconstruction.png")
+        picture = _link(self.out, self.reconstruction_picture)
         yield f"![Reconstructions by one decoder from the capsules of two networks]({picture})"
         own, foreign, mean = (
             numbers[f"squared_error_{name}"] for name in ("own_capsules", "foreign_capsules", "mean_image")
@@ -254,7 +270,7 @@ class Report:
                     str(result["steps"]),
                     f"{result['epochs']:g}",
                     f"{result['train_seconds']:.0f}",
-                    (result["commit"] or "–")[:10],
+                    _short(result["commit"]),
                     links,
                 ]
             )
@@ -278,15 +294,22 @@ def _comparisons(benchmark: Benchmark, found: figures.Columns) -> Iterator[Compa
                 yield Comparison(column, found[reference])
 
 
-def _published_difference(benchmark: Benchmark, comparison: Comparison) -> str:
-    ours = benchmark.published[comparison.method.method]
-    theirs = benchmark.published[comparison.reference.method]
+def _published_difference(comparison: Comparison) -> str:
+    published = comparison.method.benchmark.published
+    ours, theirs = published[comparison.method.method], published[comparison.reference.method]
     return f"{ours - theirs:+.2f}" if ours is not None and theirs is not None else "–"
 
 
 def _error(column: Column) -> str:
     spread = f" ± {column.deviation:.2f}" if column.deviation is not None else ""
     return f"{column.mean:.2f}{spread} (n = {len(column.cells)})"
+
+
+def _short(commit: str | None) -> str:
+    """An abbreviated commit that still says if the source was changed."""
+    if commit is None:
+        return "–"
+    return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _number(value: float | None) -> str:
@@ -317,7 +340,7 @@ def _link(out: Path, path: Path) -> str:
 
 
 def _html(text: str, out: Path) -> str:
-    """The same as a page of its own: pictures inside, links to files as plain text."""
+    """The same as a page of its own, with the pictures inside; links lead to the files beside it."""
     body: str = MarkdownIt().enable("table").render(text)
 
     def embedded(match: re.Match[str]) -> str:

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 
 from torchcaps.bench.cases import Case, TrainingStep
-from torchcaps.bench.measure import check_threads, cpu_name, measure
-from torchcaps.reproduce.budgets import Budget
+from torchcaps.bench.measure import check_threads, measure
+from torchcaps.errors import UserError
+from torchcaps.reproduce.budgets import BUDGETS
 from torchcaps.reproduce.paper import BENCHMARKS, METHODS
 from torchcaps.storage import write_atomically
+from torchcaps.train.environment import cpu_name
 
 
-def measure_runtime(path: Path, budget: Budget, threads: int | None, say: Callable[[str], None]) -> None:
+def measure_runtime(path: Path, budget_name: str, threads: int | None, say: Callable[[str], None]) -> None:
     """Measure all methods on the MNIST network in turns, and write the figures to ``path``."""
     threads = check_threads(threads)
+    budget = BUDGETS[budget_name]
     mnist = BENCHMARKS["mnist"]
     methods = list(mnist.published)
     cases: list[Case] = [
@@ -31,7 +34,10 @@ def measure_runtime(path: Path, budget: Budget, threads: int | None, say: Callab
         for method in methods
     ]
     outcome = measure(cases, rounds=budget.rounds, say=say)
+    if not all(each.seconds for each in outcome):
+        raise UserError("A method could not be measured, most likely for want of memory. Nothing was kept.")
     report: dict[str, Any] = {
+        "budget": budget_name,
         "cpu": cpu_name(),
         "threads": threads,
         "torch": torch.__version__,

@@ -93,7 +93,8 @@ class Ascent:
     @torch.no_grad()
     def _project(self, norms: Sequence[Tensor]) -> None:
         for coefficients, norm in zip(self.coefficients, norms):
-            coefficients.mul_(norm / _norms(coefficients).clamp_min(torch.finfo(norm.dtype).tiny))
+            scale = norm.to(coefficients.device) / _norms(coefficients).clamp_min(torch.finfo(norm.dtype).tiny)
+            coefficients.mul_(scale)
 
 
 def _norms(coefficients: Tensor) -> Tensor:

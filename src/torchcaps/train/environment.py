@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -16,6 +19,20 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import UserError
 from torchcaps.train.options import TrainOptions
+
+END_WITH_PARENT = "TORCHCAPS_END_WITH_PARENT"
+"""In the environment of a process that should stop when the one that started it is gone: the latter's number."""
+_PR_SET_PDEATHSIG = 1
+
+
+def follow_parent() -> None:
+    """If the environment asks for it, be told to stop, as by SIGTERM, when the parent dies; Linux only."""
+    parent = os.environ.pop(END_WITH_PARENT, None)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        raise UserError("What had started this process is gone.")
 
 
 def is_first_process() -> bool:
@@ -66,6 +83,20 @@ def peak_memory_mb(device: torch.device) -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def processor_name(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def cpu_name() -> str:
+    """The processor's name as the operating system tells it."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

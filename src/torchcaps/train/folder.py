@@ -108,9 +108,8 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         with self.metrics.open(newline="") as file:
-            return [
-                {name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(file)
-            ]
+            whole = [line for line in file if line.endswith("\n")]  # a line without its end is still being written
+        return [{name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(whole)]
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop the rows of steps that a resumed run will take again."""

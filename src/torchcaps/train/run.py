@@ -27,6 +27,7 @@ from torchcaps.train.environment import (
     local_processes,
     make_fabric,
     peak_memory_mb,
+    processor_name,
     usable_cores,
     versions,
 )
@@ -56,11 +57,14 @@ def fit(options: TrainOptions, *, resume: Path | None = None, console: Console |
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else options.devices)
     network = plan.build_network()
     path = resume or _out(options)
-    if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
-        path = (RunFolder.open(path) if resume else RunFolder.create(path, options)).path
-    fabric.launch()
-    folder = RunFolder(fabric.broadcast(path))
-    with folder.claimed() if is_first_process() else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
+            folder = RunFolder.open(path) if resume else RunFolder.create(path, options)
+            stack.enter_context(folder.claimed())
+            if folder.result.exists():
+                return folder.path  # whoever had claimed it before has finished it
+        fabric.launch()
+        folder = RunFolder(fabric.broadcast(path))
         return _Run(fabric, plan, network, folder, console or Console()).to_the_end()
 
 
@@ -243,6 +247,7 @@ class _Run:
             "threads": torch.get_num_threads(),
             "processes": self.fabric.world_size,
             "device": str(self.fabric.device),
+            "processor": processor_name(self.fabric.device),
             "versions": versions(),
             "commit": commit(),
         }
