@@ -61,6 +61,7 @@ ROUTING: Settings = {
     "gamma0.1": {"gamma": 0.1},
     "gamma1": {"gamma": 1.0},
     "gamma10": {"gamma": 10.0},
+    "gamma100": {"gamma": 100.0},
     "decaying-gamma1": {"gamma": 1.0, "decaying_gamma": True},
     "balanced-gamma1": {"gamma": 1.0, "balanced": True},
     "projected-balanced-gamma1": {"gamma": 1.0, "projected": True, "balanced": True},
@@ -74,16 +75,29 @@ ROUTING: Settings = {
     "strength1e-2": {"strength": 1e-2},
     "l1-strength1e-3": {"routing": "l1", "strength": 1e-3},
 }
+
+# Augmentation, and CIFAR-10's learning rate, on the other data sets: 25,600 images each, uniform coefficients.
+MNIST = {**UNIFORM, "data": "mnist", "steps": 400, "evaluate_every": 400}
+CIFAR = {**MNIST, "data": "cifar-10", "primary_capsules": 64, "activation": "leaky-relu", "crop": 24}
+AUGMENTATION: Settings = {
+    "mnist-shift0": MNIST,
+    "mnist-shift1": {**MNIST, "shift": 1},
+    "cifar-flip": {**CIFAR, "flip": True},
+    "cifar-noflip": CIFAR,
+    "cifar-lr2e-3": {**CIFAR, "flip": True, "learning_rate": 2e-3},
+    "cifar-lr5e-4": {**CIFAR, "flip": True, "learning_rate": 5e-4},
+}
 SEEDS = {"uniform": 3, "balanced-gamma1": 3}  # to know how much chance there is
 
 
 def cells() -> Iterator[Cell]:
     routing = {name: {**SHORT, **changed} for name, changed in ROUTING.items()}
-    for study, settings in (("optimiser", OPTIMISER), ("batch", BATCH), ("routing", routing)):
+    studies = {"optimiser": OPTIMISER, "batch": BATCH, "routing": routing, "augmentation": AUGMENTATION}
+    for study, settings in studies.items():
         for name, options in settings.items():
             for seed in range(SEEDS.get(name, 1)):
                 chosen = TrainOptions(**{**options, "seed": seed})
-                yield Cell(BENCHMARKS["fashion-mnist"], name, seed, chosen, ROOT / study)
+                yield Cell(BENCHMARKS[chosen.data], name, seed, chosen, ROOT / study)
 
 
 def rows(done: list[Cell]) -> Iterator[dict[str, Any]]:
@@ -119,7 +133,7 @@ def draw_errors(table: list[dict[str, Any]]) -> Figure:
 def draw_coefficients(done: list[Cell]) -> Figure:
     """Spread, extremes and share of negative coefficients during training."""
     shown = ["gamma0.01", "gamma0.1", "gamma1", "gamma10", "projected-balanced-gamma1", "ratio-gamma1", "adam1e-3"]
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
     spread, extremes, negative = figure.subplots(1, 3)
     for number, name in enumerate(shown):
         cell = next((cell for cell in done if cell.root.name == "routing" and cell.method == name), None)
@@ -132,16 +146,16 @@ def draw_coefficients(done: list[Cell]) -> Figure:
             for key in ("std", "min", "max", "negative")
         }
         spread.plot(steps, column["std"], label=name, color=f"C{number}")
-        extremes.fill_between(steps, column["min"], column["max"], alpha=0.25, color=f"C{number}")
+        extremes.plot(steps, np.stack([column["min"], column["max"]], axis=1), color=f"C{number}")
         negative.plot(steps, 100 * column["negative"], color=f"C{number}")
     spread.set_yscale("log")
     extremes.set_yscale("symlog", linthresh=1)
-    titles = ("standard deviation", "from the least to the greatest", "negative, %")
+    titles = ("standard deviation", "least and greatest", "negative, %")
     for axes, title in zip((spread, extremes, negative), titles):
         axes.set_title(title, size=10)
         axes.set_xlabel("step")
         axes.spines[["top", "right"]].set_visible(False)
-    spread.legend(frameon=False, fontsize=8)
+    figure.legend(*spread.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

@@ -97,32 +97,12 @@ def _here(cell: Cell, execution: Mapping[str, Any], display: CellDisplay) -> Fai
 
 
 def _on_ray(cells: Sequence[Cell], execution: Mapping[str, Any], address: str, display: CellDisplay) -> list[Failure]:
+    execution = {**execution, "threads": execution.get("threads") or 1, "devices": execution.get("devices") or 1}
+    ray = _connected(address)
     try:
-        ray: Any = importlib.import_module("ray")  # heavy, and hardly typed
-    except ImportError:
-        raise UserError("--ray needs Ray: pip install 'torchcaps[ray]'.") from None
-    processes = execution.get("devices") or 1
-    threads = execution.get("threads") or 1
-    try:
-        if address == "local":
-            ray.init(address="local", num_cpus=usable_cores(), include_dashboard=False, log_to_driver=False)
-        else:
-            ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"Cannot reach Ray at '{address}': {error}") from error
-    try:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        asked = str(execution.get("accelerator") or "auto")
-        with_gpus = asked in ("cuda", "gpu") or (asked == "auto" and any(node.get("GPU") for node in nodes))
-        needed = {"CPU": processes * threads, "GPU": processes if with_gpus else 0}
-        places = sum(min(int(node.get(kind, 0) // count) for kind, count in needed.items() if count) for node in nodes)
-        if not places:
-            wanted = " and ".join(f"{count} {kind}s" for kind, count in needed.items() if count)
-            raise UserError(f"A cell needs {wanted} on one machine, more than any of this Ray cluster has.")
-        display.side_by_side = places
+        needed = _needed_on_ray(ray, execution, display)
         remote = ray.remote(num_cpus=needed["CPU"], num_gpus=needed["GPU"], max_retries=0)(_train_remotely)
-        settings = {**execution, "threads": threads}
-        waiting = {remote.remote(cell, settings, Path.cwd()): cell for cell in cells}
+        waiting = {remote.remote(cell, execution, Path.cwd()): cell for cell in cells}
         failures = []
         while waiting:
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
@@ -136,6 +116,35 @@ def _on_ray(cells: Sequence[Cell], execution: Mapping[str, Any], address: str, d
         return failures
     finally:
         ray.shutdown()
+
+
+def _connected(address: str) -> Any:
+    """The module ``ray``, connected to a cluster; heavy, hardly typed, and an extra."""
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise UserError("--ray needs Ray: pip install 'torchcaps[ray]'.") from None
+    local = {"num_cpus": usable_cores(), "include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, **local)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"Cannot reach Ray at '{address}': {error}") from error
+    return ray
+
+
+def _needed_on_ray(ray: Any, execution: Mapping[str, Any], display: CellDisplay) -> dict[str, int]:
+    """The CPUs and GPUs of a cell; tells the display how many cells fit on the cluster at a time."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    accelerator = execution.get("accelerator") or "auto"
+    with_gpus = accelerator in ("cuda", "gpu") or (accelerator == "auto" and any(node.get("GPU") for node in nodes))
+    processes = execution["devices"]
+    needed = {"CPU": processes * execution["threads"], "GPU": processes if with_gpus else 0}
+    places = sum(min(int(node.get(kind, 0) // count) for kind, count in needed.items() if count) for node in nodes)
+    if not places:
+        wanted = " and ".join(f"{count} {kind}s" for kind, count in needed.items() if count)
+        raise UserError(f"A cell needs {wanted} on one machine, more than any of this Ray cluster has.")
+    display.side_by_side = places
+    return needed
 
 
 def _outcome(ray: Any, future: Any) -> str | None:
