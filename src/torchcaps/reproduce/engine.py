@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -124,12 +125,23 @@ def _connected(address: str) -> Any:
         ray = importlib.import_module("ray")
     except ImportError:
         raise UserError("--ray needs Ray: pip install 'torchcaps[ray]'.") from None
+    if ":" in address:
+        _check_reachable(address)
     local = {"num_cpus": usable_cores(), "include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(f"Cannot reach Ray at '{address}': {error}") from error
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"Cannot reach Ray at '{address}': {error}. Give HOST:PORT, 'auto' or 'local'.") from None
 
 
 def _needed_on_ray(ray: Any, execution: Mapping[str, Any], display: CellDisplay) -> dict[str, int]:
