@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from torchcaps.reproduce.cells import Cell
 
@@ -15,36 +15,33 @@ REFRESH_SECONDS = 2.0
 
 
 class CellDisplay:
-    """On a terminal a bar over all cells and one for each that is being trained; elsewhere a line for each event."""
+    """On a terminal a bar over all cells and one for each that has begun; elsewhere a line for each event."""
 
     def __init__(self, console: Console, cells: Sequence[Cell]) -> None:
         self._console = console
         self._cells = cells
         self.side_by_side = 1  # cells that are trained at the same time
-        self._speeds = {cell.name: seconds for cell in cells if (seconds := _seconds_per_step(cell)) is not None}
+        self._pace: dict[str, float] = {}  # seconds a step, of the cells that have taken any
         self._last_refresh = 0.0
-        self._bar: Progress | None = None
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
-            self._bar = Progress(*columns, console=console)
-            self._overall = self._bar.add_task(
-                "all cells", total=sum(cell.options.steps or 0 for cell in cells), numbers=""
-            )
-            self._tasks: dict[str, object] = {}
+            self._bars = Progress(*columns, console=console)
+            self._overall = self._bars.add_task("all cells", total=sum(map(_steps, cells)), numbers="")
 
     def __enter__(self) -> CellDisplay:
-        done = sum(cell.done for cell in self._cells)
-        self._say(f"{len(self._cells)} cells, of which {done} are done")
-        if self._bar is not None:
-            self._bar.start()
+        self._say(f"{len(self._cells)} cells, of which {self._done()} are done")
+        if self._bars is not None:
+            self._bars.start()
             self.refresh()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
     def started(self, cell: Cell) -> None:
         self._say(f"{cell.name}: {'goes on' if cell.started else 'starts'}")
@@ -56,64 +53,70 @@ class CellDisplay:
             result = cell.result()
             kind = "test" if result["validation_error_percent"] is None else "validation"
             self._say(f"{cell.name}: {result[f'{kind}_error_percent']:.2f} % {kind} error, {result['seconds']:.0f} s")
-        done = sum(each.done for each in self._cells)
-        if done < len(self._cells):
-            self._say(f"{done} of {len(self._cells)} cells are done, {self._time_left()}")
+        if self._done() < len(self._cells):
+            left = _spoken(self._seconds_left({each.name: _reached(each) for each in self._cells}))
+            self._say(f"{self._done()} of {len(self._cells)} cells are done, {left}")
 
     def refresh(self) -> None:
         """Look how far the cells have come."""
-        if self._bar is None or time.monotonic() - self._last_refresh < REFRESH_SECONDS:
+        if self._bars is None or time.monotonic() - self._last_refresh < REFRESH_SECONDS:
             return
         self._last_refresh = time.monotonic()
-        completed, done = 0, 0
+        reached = {cell.name: _reached(cell) for cell in self._cells}
         for cell in self._cells:
-            steps = cell.options.steps or 0
-            reached = steps if cell.done else cell.steps_done()
-            completed += reached
-            done += cell.done
-            if reached > 0 and not cell.done:
-                seconds = _seconds_per_step(cell)
-                if seconds is not None:
-                    self._speeds[cell.name] = seconds
-                if cell.name not in self._tasks:
-                    self._tasks[cell.name] = self._bar.add_task(cell.name, total=steps, numbers="")
-                self._bar.update(self._tasks[cell.name], completed=reached, numbers=f"{reached}/{steps}")  # type: ignore[arg-type]
-            elif cell.done and cell.name in self._tasks:
-                self._bar.remove_task(self._tasks.pop(cell.name))  # type: ignore[arg-type]
-        numbers = f"{done}/{len(self._cells)} cells, {self._time_left()}"
-        self._bar.update(self._overall, completed=completed, numbers=numbers)
+            steps, name = reached[cell.name], cell.name
+            if cell.done and name in self._tasks:
+                self._bars.remove_task(self._tasks.pop(name))
+            elif steps and not cell.done:
+                if name not in self._tasks:
+                    self._tasks[name] = self._bars.add_task(name, total=_steps(cell), numbers="")
+                self._bars.update(self._tasks[name], completed=steps, numbers=f"{steps}/{_steps(cell)}")
+        numbers = f"{self._done()}/{len(self._cells)} cells, {_spoken(self._seconds_left(reached))}"
+        self._bars.update(self._overall, completed=sum(reached.values()), numbers=numbers)
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _time_left(self) -> str:
-        for cell in self._cells:
-            if cell.name not in self._speeds and (seconds := _seconds_per_step(cell)) is not None:
-                self._speeds[cell.name] = seconds
-        if not self._speeds:
-            return "time left unknown"
-        left = sum(
-            ((cell.options.steps or 0) - cell.steps_done()) * self._expected_speed(cell)
-            for cell in self._cells
-            if not cell.done
-        )
-        minutes = max(1, round(left / self.side_by_side / 60))
-        return f"about {minutes // 60} h {minutes % 60} min left" if minutes >= 60 else f"about {minutes} min left"
+    def _done(self) -> int:
+        return sum(cell.done for cell in self._cells)
 
-    def _expected_speed(self, cell: Cell) -> float:
+    def _seconds_left(self, reached: dict[str, int]) -> float | None:
+        """None as long as nothing has run."""
+        for cell in self._cells:
+            if reached[cell.name] and not (cell.done and cell.name in self._pace):
+                self._pace[cell.name] = _seconds(cell) / reached[cell.name]
+        left = [(_steps(cell) - reached[cell.name]) * self._expected_pace(cell) for cell in self._cells]
+        return sum(left) / self.side_by_side if self._pace else None
+
+    def _expected_pace(self, cell: Cell) -> float:
         """Seconds a step, from the cell itself or else from the most similar ones that have run."""
-        if cell.name in self._speeds:
-            return self._speeds[cell.name]
         data, method, _ = cell.name.split("/")
-        for alike in (f"{data}/{method}/", f"{data}/", ""):
-            known = [seconds for name, seconds in self._speeds.items() if name.startswith(alike)]
+        for alike in (cell.name, f"{data}/{method}/", f"{data}/", ""):
+            known = [pace for name, pace in self._pace.items() if name.startswith(alike)]
             if known:
                 return sum(known) / len(known)
-        raise AssertionError("asked before anything ran")
+        return 0.0
 
 
-def _seconds_per_step(cell: Cell) -> float | None:
-    rows = cell.folder.read_metrics() if cell.started else []
-    if not rows or not rows[-1]["seconds"]:
-        return None
-    return float(rows[-1]["seconds"]) / float(rows[-1]["step"] or 1)
+def _steps(cell: Cell) -> int:
+    return cell.options.steps or 0
+
+
+def _reached(cell: Cell) -> int:
+    return _steps(cell) if cell.done else cell.steps_done()
+
+
+def _seconds(cell: Cell) -> float:
+    """Seconds so far; of a cell that is done, with its start and its evaluations."""
+    return float(cell.result()["seconds"] if cell.done else cell.folder.read_metrics()[-1]["seconds"] or 0.0)
+
+
+def _spoken(seconds: float | None) -> str:
+    """
+    >>> _spoken(5000)
+    'about 1 h 23 min left'
+    """
+    if seconds is None:
+        return "time left unknown"
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f"about {hours} h {minutes} min left" if hours else f"about {minutes} min left"
