@@ -150,7 +150,7 @@ def convergence(benchmark: Benchmark, found: Columns) -> Figure:
         length = min(map(len, curves))
         points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
         _band(by_step, points[0, :, 0], points[:, :, 2], method, f"{column.title} (n = {len(curves)})")
-        _band(by_time, points[:, :, 1].mean(0), points[:, :, 2], method, column.title)
+        _band(by_time, np.median(points[:, :, 1], axis=0), points[:, :, 2], method, column.title)
     for axes, label in ((by_step, "iterations"), (by_time, "seconds of training")):
         axes.set_xlabel(label)
         axes.set_yscale("log")

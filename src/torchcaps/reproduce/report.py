@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,10 @@ class Report:
         yield "## Convergence"
         yield (
             "Error during training (mean over seeds; the band is their range), against iterations, as in the paper, "
-            "and against seconds of training, evaluations not counted. The last point is on all test images, those "
-            "before it on the first so many (`evaluation_images` of the recipe). Where cells were trained side by side "
-            "they shared the machine: compare times by the measurement below rather than by these."
+            "and against seconds of training (median over seeds), evaluations not counted. The last point is on all "
+            "test images, those before it on the first so many (`evaluation_images` of the recipe). Where cells were "
+            "trained side by side they shared the machine, with whatever else ran there: compare times by the "
+            "measurement below rather than by these."
         )
         for benchmark in BENCHMARKS.values():
             found = self.columns[benchmark.data]
@@ -321,12 +323,13 @@ def _value(value: object) -> str:
 
 
 def _reached(column: Column, error: float) -> str:
-    """The mean over seeds, if all of them got there."""
+    """The mean number of steps over seeds and the median of their times, if all of them got there."""
     found = [figures.first_reached(cell, error) for cell in column.cells]
     reached = [each for each in found if each is not None]
     if len(reached) < len(found):
         return "–" if not reached else f"{len(reached)} of {len(found)} seeds"
-    steps, seconds = (sum(each[part] for each in reached) / len(reached) for part in (0, 1))
+    steps = statistics.fmean(step for step, _ in reached)
+    seconds = statistics.median(seconds for _, seconds in reached)
     return f"{steps:.0f} ({seconds:.0f} s)"
 
 
