@@ -130,6 +130,7 @@ def test_prune_makes_a_smaller_network_with_the_same_answers(run_folder, tmp_pat
     assert main(["prune", str(copy), "--threads", "1"]) == 0
     report = json.loads((tmp_path / "run-pruned" / "pruning.json").read_text())
     assert report["types_removed"] == 1
+    assert report["answers_changed"] == 0
     assert report["after"]["test_error_percent"] == report["before"]["test_error_percent"]
     assert report["after"]["parameters"] < report["before"]["parameters"]
     assert main(["evaluate", str(tmp_path / "run-pruned"), "--threads", "1"]) == 0

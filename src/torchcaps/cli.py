@@ -24,7 +24,7 @@ from torchcaps.bench.cases import ARCHITECTURES
 from torchcaps.bench.report import KINDS
 from torchcaps.data.fetch import cache_root, fetch, verify
 from torchcaps.errors import UserError
-from torchcaps.evaluate import Evaluation, evaluate
+from torchcaps.evaluate import Evaluation, disagreements, evaluate
 from torchcaps.models import Network, load_network, save_network
 from torchcaps.ops import keep_memory
 from torchcaps.predict import Predictor
@@ -169,29 +169,38 @@ def prune_run(arguments: Arguments) -> None:
     folder = RunFolder.open(arguments.run_folder)
     network, spec = load_network(folder.network)
     pruned = prune(network, spec)
-    options = dataclasses.replace(folder.options(), devices=1, validation=0, accelerator=arguments.accelerator)
+    out = arguments.out or Path(f"{folder.path.resolve()}-pruned")
+    RunFolder.check_free(out)
+    changed = {"accelerator": arguments.accelerator, "data_dir": arguments.data_dir and str(arguments.data_dir)}
+    options = dataclasses.replace(folder.options(), devices=1, validation=0, **changed)
     _use_threads(arguments.threads)
     plan, fabric = Plan.of(options), make_fabric(options)
-    smaller = RunFolder.create(arguments.out or folder.path.with_name(folder.path.name + "-pruned"), options)
-    save_network(smaller.network, pruned.network, pruned.spec)
     report: dict[str, Any] = {
         "capsules_removed": pruned.capsules_removed,
         "types_removed": pruned.types_removed,
+        "answers_changed": disagreements(
+            network.folded().to(fabric.device),
+            pruned.network.folded().to(fabric.device),
+            plan.data.test,
+            fabric=fabric,
+            augmentation=plan.augmentation,
+            limit=plan.evaluation_limit(plan.data.test),
+        ),
     }
-    for name, each, path in (("before", network, folder.network), ("after", pruned.network, smaller.network)):
-        evaluate_test(each, plan, fabric, limit=500)  # the first batch is slower: not counted
+    for name, each in (("before", network), ("after", pruned.network)):
         outcome = evaluate_test(each, plan, fabric)
         report[name] = {
             "test_error_percent": outcome.error_percent,
             "test_images": outcome.images,
             "parameters": sum(parameter.numel() for parameter in each.parameters()),
-            "file_mb": round(path.stat().st_size / 2**20, 2),
             "evaluate_images_per_second": round(outcome.images_per_second, 1),
         }
+    smaller = RunFolder.create(out, options)
     (smaller.path / PRUNING).write_text(json.dumps(report, indent=2) + "\n")
+    save_network(smaller.network, pruned.network, pruned.spec)
     print(f"removed {pruned.capsules_removed} primary capsules, and {pruned.types_removed} types of them altogether")
     table = Table(box=None)
-    for heading in ("", "test error, %", "parameters", "file, MB", "images/s"):
+    for heading in ("", "test error, %", "parameters", "images/s"):
         table.add_column(heading, justify="right")
     for name in ("before", "after"):
         row = report[name]
@@ -199,10 +208,12 @@ def prune_run(arguments: Arguments) -> None:
             name,
             f"{row['test_error_percent']:.2f}",
             f"{row['parameters']:,}",
-            f"{row['file_mb']:.1f}",
             f"{row['evaluate_images_per_second']:.0f}",
         )
     Console().print(table)
+    print(
+        f"{report['answers_changed']} of {report['after']['test_images']} test images have another answer than before"
+    )
     print(f"The smaller network is in {smaller.path}")
 
 
@@ -367,6 +378,7 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
 def _prune_options(parser: argparse.ArgumentParser) -> None:
     _run_folder(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the smaller network [DIR-pruned]")
+    _data_dir(parser)
 
 
 def _predict_options(parser: argparse.ArgumentParser) -> None:

@@ -95,3 +95,17 @@ def evaluate(
     images, errors, right, wrong = fabric.all_reduce(totals, reduce_op="sum").tolist()  # type: ignore[union-attr]
     seconds = time.perf_counter() - started
     return Evaluation(int(images), int(errors), confusion.cpu(), right / images, wrong / images, seconds)
+
+
+@torch.inference_mode()
+def disagreements(
+    first: Network, second: Network, split: Split, *, fabric: Fabric, augmentation: Augmentation, limit: int | None
+) -> int:
+    """How many images of a split two networks find different classes for."""
+    different = 0
+    batches = evaluation_batches(split, batch_size=first.evaluation_batch, augmentation=augmentation, limit=limit)
+    for batch in batches:
+        images = batch.on(fabric.device).images
+        found = [multi_hot(each.predict(each(images).capsules), each.classes) for each in (first, second)]
+        different += int((found[0] != found[1]).any(1).sum())
+    return different

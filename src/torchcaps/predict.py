@@ -11,8 +11,6 @@ import torch
 from torchcaps.data import Augmentation, Batch, read_image
 from torchcaps.models import load_network
 
-BATCH = 256
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -43,8 +41,9 @@ class Predictor:
     @torch.inference_mode()
     def __call__(self, paths: Sequence[Path]) -> Iterator[Prediction]:
         """Classify image files of any size and mode."""
-        for start in range(0, len(paths), BATCH):
-            chosen = paths[start : start + BATCH]
+        size = self.network.evaluation_batch
+        for start in range(0, len(paths), size):
+            chosen = paths[start : start + size]
             pixels = [read_image(path, image_shape=self.spec.source_shape, fit=self.spec.fit) for path in chosen]
             images = torch.stack(pixels)
             nothing = torch.zeros(len(images), 1, dtype=torch.long)

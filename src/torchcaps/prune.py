@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from torchcaps.errors import UserError
 from torchcaps.models import CapsuleNetwork, Network, NetworkSpec
@@ -29,13 +29,13 @@ def prune(network: Network, spec: NetworkSpec) -> Pruned:
     """Remove the primary capsules whose coefficients are zero for all capsules above, and their channels.
 
     A primary capsule is removed from the first capsule layer; a type of capsule that is used at no place of the map
-    is removed from the convolution too.
+    is removed from the convolution too. Of a network with several capsule layers, only the first is looked at.
     """
     if not isinstance(network, CapsuleNetwork):
         raise UserError("Only the capsnet can be pruned: other networks have no routing coefficients.")
     layer = network.layers[0]
     coefficients = layer.routing.coefficients if isinstance(layer.routing, SharedRouting) else None
-    if not isinstance(coefficients, Tensor):
+    if not isinstance(coefficients, nn.Parameter):
         raise UserError(f"There is nothing to prune: {spec.routing} routing has no coefficients of its own.")
     used = (coefficients != 0).any(1)  # (I,)
     if not used.any():

@@ -178,6 +178,13 @@ def test_projected_steps_keep_the_norms_and_still_raise_the_objective():
     assert discriminative_power(layer(poses, torch.ones(8, 6)).totals, signs) > before
 
 
+def test_projecting_what_a_penalty_has_made_zero_leaves_it_zero():
+    layer, poses, present = _class_layer()
+    layer.routing.strength = 100.0
+    _stepped(layer, poses, present, gamma=0.01, projected=True, shrinkage="capsules")
+    assert layer.routing.coefficients.eq(0).all()
+
+
 def test_momentum_goes_further_the_same_way():
     plain, poses, present = _class_layer()
     moving = copy.deepcopy(plain)

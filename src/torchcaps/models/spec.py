@@ -82,7 +82,7 @@ def _matrix(spec: NetworkSpec) -> Network:
         spec.image_shape,
         len(spec.classes),
         sizes=spec.matrix_sizes,
-        iterations=spec.routing_settings["iterations"],
+        iterations=spec.routing_settings.get("iterations", 3),
         decoder=spec.decoder,
         present=spec.present,
         mean=spec.mean,

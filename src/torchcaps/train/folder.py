@@ -18,6 +18,7 @@ from torchcaps.train.checkpoint import Checkpoints
 from torchcaps.train.options import TrainOptions, read_options
 
 PATIENCE = 30  # seconds in which a run that was told to stop has saved where it is
+CONFIG = "config.yaml"
 COLUMNS = (
     "step",
     "epoch",
@@ -40,25 +41,30 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.yaml"
+        self.config = path / CONFIG
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
         self.network = path / "model.safetensors"
         self.checkpoints = Checkpoints(path / "checkpoints")
 
-    @classmethod
-    def create(cls, path: Path, options: TrainOptions) -> RunFolder:
-        """Start a new run here; a folder that has one already is left untouched."""
-        folder = cls(path)
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a place where a new run cannot be started; a folder that has one already is left untouched."""
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: choose another --out.")
-        if folder.config.exists():
+        if (path / CONFIG).exists():
             raise UserError(
                 f"{path} already has a run. Continue it with 'torchcaps train --resume {path}', "
                 "or choose another --out."
             )
         if path.is_dir() and any(path.iterdir()):
             raise UserError(f"{path} is not empty: choose another --out.")
+
+    @classmethod
+    def create(cls, path: Path, options: TrainOptions) -> RunFolder:
+        """Start a new run here."""
+        cls.check_free(path)
+        folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(folder.config, options.to_yaml().encode())

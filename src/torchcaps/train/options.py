@@ -158,6 +158,12 @@ class TrainOptions:
             raise UserError(f"--batch-size {self.batch_size} cannot be shared evenly by {self.devices} devices.")
         if self.shrinkage != "gradient" and self.ascent != "plain":
             raise UserError(f"--shrinkage {self.shrinkage} goes with --ascent plain: other rules rescale its step.")
+        if self.shrinkage != "gradient" and self.average:
+            raise UserError(
+                f"--shrinkage {self.shrinkage} makes zeros that --average would blur: leave one of them out."
+            )
+        if self.model != "capsnet" and self.layers:
+            raise UserError(f"--layers is for the capsnet: the {self.model} has layers of its own.")
         if self.objective == "ratio" and self.balanced:
             raise UserError("--balanced is for --objective difference: the ratio is balanced as it is.")
         self.hidden_layers()
