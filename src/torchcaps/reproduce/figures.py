@@ -92,6 +92,13 @@ class Comparison:
         return statistics.fmean(self.differences)
 
     @property
+    def published(self) -> float | None:
+        """The same difference in the paper, if it has both methods."""
+        errors = self.method.benchmark.published
+        ours, theirs = errors[self.method.method], errors[self.reference.method]
+        return None if ours is None or theirs is None else ours - theirs
+
+    @property
     def interval(self) -> float:
         """Half the 95 % interval of the difference.
 

@@ -64,7 +64,7 @@ BENCHMARKS = {
             "MNIST",
             {"dr": 0.34, "l2": 0.35, "l1": 0.32, "l2-fc": 0.35, "l1-fc": 0.44, "uniform-fc": None},
             decoder=True,
-            milestones=(2.0, 1.0, 0.7, 0.5),
+            milestones=(3.0, 2.0, 1.5, 1.0, 0.5),
             goal=0.32,
         ),
         Benchmark(
@@ -72,7 +72,7 @@ BENCHMARKS = {
             "Fashion-MNIST",
             {"dr": 7.21, "l2": 7.01, "l1": 6.76, "l2-fc": 6.75, "l1-fc": 6.77, "uniform-fc": None},
             decoder=True,
-            milestones=(15.0, 12.0, 10.0, 9.0, 8.0),
+            milestones=(15.0, 14.0, 13.0, 12.0, 10.0, 8.0),
             goal=6.75,
         ),
         Benchmark(
@@ -80,7 +80,7 @@ BENCHMARKS = {
             "CIFAR-10",
             {"dr": 15.3, "l2-fc": 14.52, "l1-fc": 14.04, "uniform-fc": None},
             decoder=False,
-            milestones=(50.0, 40.0, 30.0, 25.0, 20.0),
+            milestones=(70.0, 60.0, 55.0, 50.0, 40.0, 20.0),
             goal=14.0,
         ),
         Benchmark(
@@ -88,7 +88,7 @@ BENCHMARKS = {
             "overlapping digits",
             {"dr": 7.47, "l2": 7.54, "l1": 7.54, "uniform": None},  # one figure for both of its own methods
             decoder=True,
-            milestones=(50.0, 30.0, 20.0, 10.0),
+            milestones=(80.0, 60.0, 40.0, 20.0, 10.0),
             goal=7.47,
         ),
     )

@@ -137,13 +137,11 @@ class Report:
             for benchmark in BENCHMARKS.values()
             for comparison in _comparisons(benchmark, self.columns[benchmark.data])
         ]
-        count = len(comparisons)
         yield (
             "Differences in points of test error, over the seeds that both methods have, with their 95 % interval; "
             "below zero is better. With several seeds the interval is Student's over the seeds, and never less than "
             "that of counting mistakes on the test images. With one seed it is the latter alone, which does not know "
-            f"what another seed would have given. Of {count} comparisons about {count / 20:.0f} would lie outside by "
-            "chance. "
+            "what another seed would have given. One in twenty would lie outside by chance. "
             "The settings all methods share were searched with uniform coefficients, those of the ascent with L2 and "
             "L1; none was searched with dynamic routing."
         )
@@ -155,11 +153,13 @@ class Report:
                     f"{comparison.method.title} against {comparison.reference.title}",
                     f"{comparison.mean:+.2f} ± {comparison.interval:.2f}",
                     str(len(comparison.seeds)),
-                    _published_difference(comparison),
+                    "–" if comparison.published is None else f"{comparison.published:+.2f}",
                     comparison.verdict,
                 ]
             )
         yield _markdown(["", "", "difference", "n", "paper", ""], rows)
+        if self.budget != "smoke":
+            yield _summary(comparisons)
 
     def _convergence(self) -> Iterator[str]:
         yield "## Convergence"
@@ -296,10 +296,27 @@ def _comparisons(benchmark: Benchmark, found: figures.Columns) -> Iterator[Compa
                 yield Comparison(column, found[reference])
 
 
-def _published_difference(comparison: Comparison) -> str:
-    published = comparison.method.benchmark.published
-    ours, theirs = published[comparison.method.method], published[comparison.reference.method]
-    return f"{ours - theirs:+.2f}" if ours is not None and theirs is not None else "–"
+def _summary(comparisons: Sequence[Comparison]) -> str:
+    """The comparisons in words, as far as counting goes."""
+    lines = []
+    for name, title in (("dr", "dynamic routing"), ("uniform", "uniform coefficients")):
+        against = [each for each in comparisons if each.reference.method.startswith(name)]
+        if name == "dr":
+            against = [each for each in against if not each.method.method.startswith("uniform")]
+        several = [each for each in against if len(each.seeds) > 1]
+        better, worse = (sum(each.verdict == verdict for each in several) for verdict in ("better", "worse"))
+        lines.append(
+            f"- Discriminative routing against {title}: {len(against)} comparisons, {len(several)} of them over "
+            f"several seeds, in which it is better {better} and worse {worse} times; single runs decide nothing."
+        )
+    known = [(each, published) for each in comparisons if (published := each.published) is not None]
+    inside = sum(abs(published - each.mean) <= each.interval for each, published in known)
+    lines.append(
+        f"- The difference that the paper reports lies within the interval measured here in {inside} of {len(known)} "
+        "cases. Where it does, the runs neither confirm nor contradict it; they are far shorter than the paper's, and "
+        "say nothing about what happens after its number of iterations."
+    )
+    return "\n".join(lines)
 
 
 def _error(column: Column) -> str:
