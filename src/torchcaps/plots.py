@@ -154,7 +154,7 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
     """Where each class gets its support and where it is held back, as maps over the image.
 
     The first row is what an average image of the class looks like. The second shows what the primary capsules
-    of each place add to the length of the class capsule, on average over the class's images. Where a routing
+    of each place add to the evidence for the class, on average over the class's images. Where a routing
     has coefficients shared by all images, the third shows their mean over the capsules of each place.
     """
     shown = list(range(min(SHOWN_CLASSES, network.classes)))
@@ -184,22 +184,25 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
 
 
 def _support_maps(network: Network, sample: Batch) -> NDArray[np.float32]:
-    """(J, rows, columns): the signed share of each place in the length of each class capsule.
+    """(J, rows, columns): the signed share of each place in the evidence for each class.
 
-    A class capsule's total is a sum over primary capsules, so its length is the sum of their projections on
-    its direction: gradient times input, which serves every routing alike.
+    The evidence is the logit of the class's activation, which decides the answer of every network and does not level
+    off: for squashed vectors it is twice the logarithm of their length before the squash. Shares are gradient times
+    input, by way of poses and activations of the primary capsules.
     """
     with torch.no_grad():
         primary = network.primary_capsules(sample.images)
-    poses = primary.poses.detach().requires_grad_()
-    totals = network.route(Capsules(poses, primary.activations, primary.totals)).totals
-    lengths = torch.linalg.vector_norm(totals, dim=-1)  # (B, J)
+    poses, activations = (each.detach().requires_grad_() for each in (primary.poses, primary.activations))
+    evidence = network.route(Capsules(poses, activations, primary.totals)).activations.logit(eps=1e-6)  # (B, J)
     maps = []
     for j in range(min(SHOWN_CLASSES, network.classes)):
         members = (sample.labels == j).any(1)
-        (slope,) = torch.autograd.grad(lengths[members, j].sum(), poses, retain_graph=True)
-        share = (slope * poses).sum(-1).detach() / members.sum().clamp_min(1)  # (B, I)
-        maps.append(share.sum(0).view(network.map_shape).sum(-1))
+        total = evidence[members, j].sum()
+        by_pose, by_activation = torch.autograd.grad(
+            total, [poses, activations], retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        share = (by_pose * poses).sum(-1).detach() + (by_activation * activations).detach()  # (B, I)
+        maps.append((share.sum(0) / members.sum().clamp_min(1)).view(network.map_shape).sum(-1))
     return torch.stack(maps).cpu().numpy()
 
 

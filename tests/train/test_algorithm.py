@@ -127,3 +127,18 @@ def test_no_ascent_without_discriminative_routing():
     assert trainer_for("dynamic").ascent is None
     assert trainer_for("learned").ascent is None
     assert isinstance(trainer_for("l2").network.ascending()[0], L2Routing)
+
+
+def test_learned_coefficients_descend_the_loss_and_uniform_ones_stay():
+    batch = some_batch()
+    learned = trainer_for("learned", reconstruction=False)
+    before = snapshot(learned)[COEFFICIENTS]
+    present = multi_hot(batch.labels, 3)
+    loss = margin_loss(learned.network(batch.images).capsules.activations, present)
+    (slope,) = torch.autograd.grad(loss, learned.network.layers[0].routing.coefficients)
+    learned.step(batch, 0)
+    moved = snapshot(learned)[COEFFICIENTS] - before
+    assert (moved[slope != 0].sign() == -slope[slope != 0].sign()).all()  # Adam's first step is against the sign
+    uniform = trainer_for("uniform", reconstruction=False)
+    uniform.step(batch, 0)
+    assert uniform.network.layers[0].routing.coefficients == 1.0

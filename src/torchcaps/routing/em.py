@@ -74,12 +74,13 @@ def em_routing(
         *_, J, E, I = votes.shape
         log_shares = normalise(votes.new_zeros(*votes.shape[:-3], I, J)).mT  # log R_ij, (..., J, I): even at first
         unit = E * log_shares.exp().sum(-1) if relative else torch.ones_like(beta_a)
-        for sharpness in inverse_temperatures(iterations, final=inverse_temperature, decay=decay):
+        for turn, sharpness in enumerate(inverse_temperatures(iterations, final=inverse_temperature, decay=decay)):
             log_weights = log_shares + log_activations  # R_ij ← R_ij a_i
             means, evidence, log_joint = _m_and_e_step(
                 votes, log_weights, beta_a, beta_u, unit, sharpness, variance_floor
             )
-            log_shares = normalise(log_joint.mT).mT
+            if turn < iterations - 1:  # nobody asks for the last ones
+                log_shares = normalise(log_joint.mT).mT
         return Capsules(means.to(outside), evidence.sigmoid().to(outside), means.to(outside))
 
 
