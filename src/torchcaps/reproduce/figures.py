@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from torchcaps.errors import UserError
 from torchcaps.reproduce.cells import Cell
@@ -108,7 +108,7 @@ class Comparison:
         """
         if len(self.seeds) > 1:
             deviation = statistics.stdev(self.differences) / math.sqrt(len(self.seeds))
-            over_seeds = float(student.ppf(0.975, len(self.seeds) - 1)) * deviation
+            over_seeds = float(stdtrit(len(self.seeds) - 1, 0.975)) * deviation
         else:
             over_seeds = 0.0
         return max(over_seeds, self._counting_interval())
