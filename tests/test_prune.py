@@ -44,6 +44,24 @@ def test_the_smaller_network_gives_the_same_answers(hidden, tmp_path):
     torch.testing.assert_close(loaded.folded()(images).capsules, network(images).capsules, rtol=1e-4, atol=1e-6)
 
 
+def test_what_serves_only_hidden_capsules_that_no_class_uses_is_removed_with_them():
+    spec = NetworkSpec(**{**SPEC.__dict__, "hidden": ((6, 4), (5, 3))})
+    network = spec.build()
+    for layer in network.layers:
+        layer.routing.coefficients.data.normal_()
+    first, second, third = (layer.routing.coefficients.data for layer in network.layers)
+    third[2] = 0  # no class uses capsule 2 of the second hidden layer,
+    second[3] = 0
+    second[3, 2] = 1.0  # which is all that capsule 3 of the first serves,
+    first[7] = 0
+    first[7, 3] = 1.0  # which is all that primary capsule 7 serves
+    pruned = prune(network, spec)
+    assert pruned.spec.hidden == ((5, 4), (4, 3))
+    assert pruned.capsules_removed == 1
+    images = torch.rand(4, 1, 21, 23)
+    torch.testing.assert_close(pruned.network(images).capsules, network(images).capsules, rtol=1e-4, atol=1e-6)
+
+
 def test_a_pruned_network_can_be_pruned_again():
     once = prune(sparse_network(), SPEC)
     once.network.layers[0].routing.coefficients.data[:4] = 0
