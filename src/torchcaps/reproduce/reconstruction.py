@@ -80,7 +80,7 @@ def _grids(pictures: dict[str, Tensor]) -> Figure:
         canvas = torch.ones(SIDE * SIDE, channels, height, width)
         canvas[:count] = images
         tiled = canvas.view(SIDE, SIDE, channels, height, width).permute(0, 3, 1, 4, 2)
-        axes.imshow(tiled.reshape(SIDE * height, SIDE * width, channels), cmap="gray", vmin=0, vmax=1)
+        axes.imshow(tiled.reshape(SIDE * height, SIDE * width, channels).numpy(), cmap="gray", vmin=0, vmax=1)
         axes.set_title(title)
         axes.set_axis_off()
     return figure
