@@ -1,4 +1,4 @@
-"""Whole reproductions at the smoke budget: done, killed, stopped, spread over Ray. Each cell is a process of its own."""
+"""Whole reproductions at the smoke budget: done, killed, stopped, spread over Ray. Each cell is a process."""
 
 import json
 import signal
