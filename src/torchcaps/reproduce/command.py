@@ -61,10 +61,11 @@ def reproduce(request: Request, console: Console) -> None:
                 *pair, report.reconstruction, report.reconstruction_picture, request.execution.get("data_dir")
             )
     report.write()
-    console.print(f"The report is {report.out / 'report.md'} and {report.out / 'report.html'}", soft_wrap=True)
+    told = f"The report is {report.out / 'report.md'} and {report.out / 'report.html'}"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
     if failures:
-        told = "\n".join(f"  {failure.cell.name}: {failure.reason} (see {failure.cell.log})" for failure in failures)
-        raise UserError(f"{len(failures)} of {len(cells)} cells could not be trained:\n{told}")
+        each = "\n".join(f"  {failure.cell.name}: {failure.reason} (see {failure.cell.log})" for failure in failures)
+        raise UserError(f"{len(failures)} of {len(cells)} cells could not be trained:\n{each}")
 
 
 def list_cells(request: Request, console: Console) -> None:

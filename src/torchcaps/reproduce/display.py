@@ -118,5 +118,7 @@ def _spoken(seconds: float | None) -> str:
     """
     if seconds is None:
         return "time left unknown"
+    if seconds == 0:
+        return "nothing left to do"
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
     return f"about {hours} h {minutes} min left" if hours else f"about {minutes} min left"
