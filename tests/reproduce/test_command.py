@@ -1,6 +1,7 @@
 """Whole reproductions at the smoke budget: done, killed, stopped, spread over Ray. Each cell is a process."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,9 @@ def test_everything_about_some_cells(capsys):
     assert "## Reconstruction" not in report
     assert reproduce("runtime", "--budget", "cpu", "--out", "out", "--threads", "1") == 2
     assert "other settings" in capsys.readouterr().err
+    shutil.rmtree("out/cells")
+    assert reproduce("runtime", "--budget", "cpu", "--out", "out", "--threads", "1") == 2
+    assert "measured at the budget smoke" in capsys.readouterr().err
 
 
 def test_reconstruction():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from torchcaps.reproduce.display import CellDisplay
 from torchcaps.reproduce.engine import command, run_cells
 from torchcaps.reproduce.paper import METHODS
 from torchcaps.reproduce.reconstruction import draw_reconstructions
-from torchcaps.reproduce.report import Report
+from torchcaps.reproduce.report import RUNTIME, Report
 from torchcaps.reproduce.runtime import measure_runtime
 
 FIGURES = ("table", "convergence", "runtime", "reconstruction", "all")
@@ -89,6 +90,9 @@ def _check(request: Request) -> None:
     for cell in _there(request):
         if cell.started:
             cell.check_settings()
+    runtime = request.out / RUNTIME
+    if runtime.exists() and (budget := json.loads(runtime.read_text())["budget"]) != request.budget:
+        raise UserError(f"{runtime} was measured at the budget {budget}. Choose another --out, or remove it.")
 
 
 def _needed(request: Request) -> list[Cell]:

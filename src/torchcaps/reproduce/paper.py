@@ -94,5 +94,5 @@ BENCHMARKS = {
     )
 }
 
-# Seconds per 100 training steps, by method (the figure "Approximate training time per 100 steps").
-RUNTIME = {"dr": 18.79, "l2": 15.61, "l1": 14.98, "l2-fc": 11.10, "l1-fc": 11.92}
+# The figure "Approximate training time per 100 steps".
+SECONDS_PER_100_STEPS = {"dr": 18.79, "l2": 15.61, "l1": 14.98, "l2-fc": 11.10, "l1-fc": 11.92}

@@ -16,7 +16,7 @@ from torchcaps.reproduce import figures
 from torchcaps.reproduce.budgets import BUDGETS, differences
 from torchcaps.reproduce.cells import Cell
 from torchcaps.reproduce.figures import Column, Comparison
-from torchcaps.reproduce.paper import BENCHMARKS, METHODS, RUNTIME, Benchmark
+from torchcaps.reproduce.paper import BENCHMARKS, METHODS, SECONDS_PER_100_STEPS, Benchmark
 from torchcaps.storage import write_atomically
 
 STYLE = """
@@ -27,6 +27,7 @@ th:first-child, td:first-child { text-align: left; }
 img { max-width: 100%; }
 code { background: #f3f3f3; padding: 0 0.2rem; }
 """
+RUNTIME = "runtime.json"
 Table = list[list[str]]
 
 
@@ -38,7 +39,7 @@ class Report:
         self.budget = budget
         self.cells = [cell for cell in cells if cell.done]
         self.pictures = out / "pictures"
-        self.runtime = out / "runtime.json"
+        self.runtime = out / RUNTIME
         self.reconstruction = out / "reconstruction.json"
         self.reconstruction_picture = self.pictures / "reconstruction.png"
         self.columns = {benchmark.data: figures.columns(cells, benchmark) for benchmark in BENCHMARKS.values()}
@@ -190,13 +191,14 @@ class Report:
     def _runtime(self) -> Iterator[str]:
         measured = json.loads(self.runtime.read_text())
         seconds: dict[str, float] = measured["seconds_per_100_steps"]
+        published = SECONDS_PER_100_STEPS
         yield "## Time per 100 steps"
         yield (
             f"All methods in turns in one measurement, median of {measured['rounds']} round(s), MNIST network, batch "
             f"{measured['batch_size']}, {measured['threads']} thread(s) of {measured['cpu']}, "
             f"torch {measured['torch']}. The paper does not name its hardware: ratios to DR are what can be compared."
         )
-        figure = figures.bars(list(seconds), seconds.__getitem__, RUNTIME, "s")
+        figure = figures.bars(list(seconds), seconds.__getitem__, published, "s")
         yield self._picture(figure, "runtime", "Time per 100 steps by method")
         yield _markdown(
             ["", *(METHODS[method].title for method in seconds)],
@@ -206,7 +208,10 @@ class Report:
                 ["of DR's time, here", *(f"{value / seconds['dr']:.2f}" for value in seconds.values())],
                 [
                     "of DR's time, paper",
-                    *(f"{RUNTIME[method] / RUNTIME['dr']:.2f}" if method in RUNTIME else "–" for method in seconds),
+                    *(
+                        f"{published[method] / published['dr']:.2f}" if method in published else "–"
+                        for method in seconds
+                    ),
                 ],
             ],
         )
