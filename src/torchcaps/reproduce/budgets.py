@@ -76,7 +76,11 @@ BUDGETS = {
     "smoke": Budget(
         "tiny networks on embedded stand-ins, to see that everything works", _smoke, rounds=1, batch_size=8
     ),
-    "cpu": Budget("our recipe for two CPU cores, chosen on held-out training images", _cpu, {"fashion-mnist": 3}),
+    "cpu": Budget(
+        "our recipes for ordinary processors, minutes a run, chosen on held-out training images",
+        _cpu,
+        {"fashion-mnist": 3},
+    ),
     "paper": Budget("the paper's iterations and settings, for a machine with GPUs", _paper),
 }
 
