@@ -26,6 +26,7 @@ class MedianRouting(Routing):
     """Coefficients that fall with a vote's distance from the median vote, the mean over inputs kept at 1."""
 
     weight_std = 0.01
+    holds_votes = True
 
     def __init__(self, *, start: float = 1.0) -> None:
         super().__init__()

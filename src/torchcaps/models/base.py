@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Output(NamedTuple):
 class Network(nn.Module, ABC):
     """Images in [0, 1] -> primary capsules -> class capsules, and back to images if there is a decoder."""
 
-    evaluation_batch: ClassVar[int] = 500
+    evaluation_batch: int = 500
     """Images to classify at a time."""
     decoder: Decoder | None
     map_shape: tuple[int, int, int]

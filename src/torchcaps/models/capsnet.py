@@ -67,6 +67,8 @@ class CapsuleNetwork(Network):
             CapsuleLayer(*below, *above, routing, weight_std=weight_std)
             for below, above, routing in zip(sizes, sizes[1:], routings)
         )
+        if any(routing.holds_votes for routing in routings):
+            self.evaluation_batch = 100
         self.decoder = Decoder(classes, class_size, image_shape) if decoder else None
         self._kernel: TransformedKernel | None = None
 

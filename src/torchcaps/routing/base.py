@@ -21,6 +21,9 @@ class Routing(nn.Module, ABC):
     weight_std: ClassVar[float] = 0.01
     """Standard deviation that starts the layer's weights at a useful scale under this routing."""
 
+    holds_votes: ClassVar[bool] = False
+    """Whether it asks for all votes at once, so that fewer images should be evaluated at a time."""
+
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
         """Make what depends on the number of capsules, such as coefficients. Called once, by the layer."""
 

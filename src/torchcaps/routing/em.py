@@ -166,6 +166,7 @@ class EMRouting(Routing):
     """
 
     weight_std = 1.0
+    holds_votes = True
 
     def __init__(
         self,
