@@ -19,6 +19,7 @@ from torchcaps.train.plan import Plan
 
 SIDE = 10  # the paper shows 10 x 10 images
 BATCH = 500
+SAMPLE = 10_000  # training images that the class means are taken over
 
 
 def draw_reconstructions(
@@ -33,12 +34,12 @@ def draw_reconstructions(
             raise UserError(f"{cell.folder.path} has no network any more: remove that folder to train it again.")
     trained, _ = load_network(with_decoder.folder.network)
     foreign, _ = load_network(without.folder.network)
-    images, labels = _rightly_classified(foreign.folded(), _plan(without, data_dir))
+    plan = _plan(without, data_dir)
+    images, labels = _rightly_classified(foreign.folded(), plan)
     with torch.inference_mode():
         assert trained.decoder is not None
         own = trained.decoder(trained(images).capsules.poses, labels)[:, 0]
         transferred = trained.decoder(foreign(images).capsules.poses, labels)[:, 0]
-    blank = images.mean(0, keepdim=True)
     titles = ("input", "DR capsules, DR decoder", "L2/FC capsules, DR decoder")
     _grids(dict(zip(titles, (images, own, transferred)))).savefig(picture, dpi=120)
     report = {
@@ -46,7 +47,7 @@ def draw_reconstructions(
         "images": len(images),
         "squared_error_own_capsules": _squared_error(own, images),
         "squared_error_foreign_capsules": _squared_error(transferred, images),
-        "squared_error_mean_image": _squared_error(blank, images),
+        "squared_error_class_means": _squared_error(_class_means(plan)[labels[:, 0]], images),
     }
     write_atomically(numbers, (json.dumps(report, indent=2) + "\n").encode())
 
@@ -66,6 +67,17 @@ def _rightly_classified(network: Network, plan: Plan) -> tuple[Tensor, Tensor]:
         if sum(map(len, images)) >= SIDE**2:
             break
     return torch.cat(images)[: SIDE**2], torch.cat(labels)[: SIDE**2]
+
+
+def _class_means(plan: Plan) -> Tensor:
+    """The mean training image of every class: the best that can be drawn by who knows nothing but the class."""
+    sums = torch.zeros(len(plan.data.classes), *plan.spec.image_shape)
+    counts = torch.zeros(len(plan.data.classes))
+    for batch in evaluation_batches(plan.data.train, batch_size=BATCH, augmentation=plan.augmentation, limit=SAMPLE):
+        batch = batch.on(torch.device("cpu"))
+        sums.index_add_(0, batch.labels[:, 0], batch.images)
+        counts.index_add_(0, batch.labels[:, 0], torch.ones(len(batch.images)))
+    return sums / counts.clamp_min(1).view(-1, 1, 1, 1)
 
 
 def _squared_error(drawn: Tensor, images: Tensor) -> float:

@@ -230,19 +230,19 @@ class Report:
         )
         picture = _link(self.out, self.reconstruction_picture)
         yield f"![Reconstructions by one decoder from the capsules of two networks]({picture})"
-        own, foreign, mean = (
-            numbers[f"squared_error_{name}"] for name in ("own_capsules", "foreign_capsules", "mean_image")
+        own, foreign, means = (
+            numbers[f"squared_error_{name}"] for name in ("own_capsules", "foreign_capsules", "class_means")
         )
         outcome = (
-            "worse than drawing the mean image: the decoder cannot read the other network's capsules"
-            if foreign >= mean
-            else "better than drawing the mean image: the decoder reads some of the other network's capsules"
+            "That is no better than drawing the mean of the class: what gets across is the class, which the decoder is "
+            "told anyway, and not how the thing looks."
+            if foreign >= means
+            else "That is better than drawing the mean of the class: something of how the thing looks gets across."
         )
         yield (
             f"Squared error, summed over pixels, mean over images: {own:.1f} from its own capsules, {foreign:.1f} from "
-            f"the other network's, {mean:.1f} for the mean of these images in place of each. The transfer is "
-            f"{outcome}. Nothing ties the components of one network's capsules to those of another that was trained "
-            "apart from it."
+            f"the other network's, {means:.1f} if the mean training image of the right class is drawn. {outcome} "
+            "Nothing ties the components of one network's capsules to those of another that was trained apart from it."
         )
 
     def _settings(self) -> Iterator[str]:
