@@ -156,8 +156,10 @@ def convergence(benchmark: Benchmark, found: Columns) -> Figure:
         curves = [_evaluations(cell) for cell in column.cells]
         length = min(map(len, curves))
         points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
-        _band(by_step, points[0, :, 0], points[:, :, 2], method, f"{column.title} (n = {len(curves)})")
-        _band(by_time, np.median(points[:, :, 1], axis=0), points[:, :, 2], method, column.title)
+        on_fewer = column.cells[0].options.evaluation_images is not None  # all but the last: another set of images
+        label = f"{column.title} (n = {len(curves)})"
+        for axes, places in ((by_step, points[0, :, 0]), (by_time, np.median(points[:, :, 1], axis=0))):
+            _band(axes, places, points[:, :, 2], method, label, apart=on_fewer)
     for axes, label in ((by_step, "iterations"), (by_time, "seconds of training")):
         axes.set_xlabel(label)
         axes.set_yscale("log")
@@ -172,11 +174,16 @@ def convergence(benchmark: Benchmark, found: Columns) -> Figure:
     return figure
 
 
-def _band(axes: Axes, places: np.ndarray, errors: np.ndarray, method: str, label: str) -> None:
-    line = "--" if method.startswith("uniform") else "-"
-    axes.plot(places, errors.mean(0), label=label, marker=".", color=COLOURS[method], linestyle=line)
+def _band(axes: Axes, places: np.ndarray, errors: np.ndarray, method: str, label: str, *, apart: bool) -> None:
+    """A curve (seeds, evaluations) with the range of its seeds; with ``apart`` its last point is a mark of its own."""
+    colour, line = COLOURS[method], "--" if method.startswith("uniform") else "-"
+    end = -1 if apart else None
+    axes.plot(places[:end], errors.mean(0)[:end], label=label, marker=".", color=colour, linestyle=line)
     if len(errors) > 1:
-        axes.fill_between(places, errors.min(0), errors.max(0), color=COLOURS[method], alpha=0.15, linewidth=0)
+        low, high = errors.min(0)[:end], errors.max(0)[:end]
+        axes.fill_between(places[:end], low, high, color=colour, alpha=0.15, linewidth=0)
+    if apart:
+        axes.plot(places[-1], errors.mean(0)[-1], marker="D", markersize=5, color=colour, linestyle="none")
 
 
 def bars(methods: Sequence[str], ours: Callable[[str], float], published: Mapping[str, float], unit: str) -> Figure:

@@ -170,8 +170,9 @@ class Report:
         yield "## Convergence"
         yield (
             "Error during training (mean over seeds; the band is their range), against iterations, as in the paper, "
-            "and against seconds of training (median over seeds), evaluations not counted. The last point is on all "
-            "test images, those before it on the first so many (`evaluation_images` of the recipe). Where cells were "
+            "and against seconds of training (median over seeds), evaluations not counted. Where there is a "
+            "diamond, it is the final error on all test images, and the curve was taken on the first so many of them "
+            "(`evaluation_images` of the recipe), which may be easier or harder than the rest. Where cells were "
             "trained side by side they shared the machine, with whatever else ran there: compare times by the "
             "measurement below rather than by these."
         )
