@@ -86,6 +86,12 @@ class Network(nn.Module, ABC):
         """The routings whose coefficients ascend ``r`` instead of descending the loss."""
         return [module for module in self.modules() if isinstance(module, DiscriminativeRouting)]
 
+    def matrices(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
+        """The weights that are large matrices, with the axes that count as their rows."""
+        convolutions = [(module.weight, (0,)) for module in self.modules() if isinstance(module, nn.Conv2d)]
+        layers = [(module.weight, (2, 3)) for module in self.modules() if isinstance(module, CapsuleLayer)]
+        return [*convolutions, *layers]
+
     def copy_with(self, state: Mapping[str, Tensor]) -> Self:
         """A copy with these weights, named as in :meth:`state_dict`."""
         network = copy.deepcopy(self)

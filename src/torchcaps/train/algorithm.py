@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchcaps.data import Batch
 from torchcaps.functional import at_least_float32, multi_hot, reconstruction_loss
 from torchcaps.models import Network, Output
+from torchcaps.optim import Muon, parameter_groups
 from torchcaps.train.ascent import Ascent, Directions
 from torchcaps.train.options import TrainOptions
 from torchcaps.train.schedule import rate_factor
@@ -36,7 +37,15 @@ class AlternatingTrainer:
         self._weights = [each for each in network.parameters() if id(each) not in kept_apart]
         self._module = fabric.setup_module(network)  # moves the weights to the device: only then can they be viewed
         self._stepped = [_in_memory_order(each) for each in self._weights]
-        adam = torch.optim.Adam(self._stepped, lr=options.learning_rate, fused=True)
+        adam: torch.optim.Optimizer = torch.optim.Adam(self._stepped, lr=options.learning_rate, fused=True)
+        if options.optimizer == "muon":
+            self._stepped = self._weights
+            matrices = network.matrices()
+            known = {id(parameter) for parameter, _ in matrices}
+            others = [each for each in self._weights if id(each) not in known]
+            groups = parameter_groups(matrices, others, rate=options.matrix_rate)
+            adam = Muon(groups, lr=options.learning_rate, weight_decay=options.weight_decay)
+        self._rates = [group["lr"] for group in adam.param_groups]
         self.optimizer: _FabricOptimizer = fabric.setup_optimizers(adam)  # type: ignore[assignment]
         self.average: dict[str, Tensor] | None = None
         if options.average:
@@ -46,8 +55,8 @@ class AlternatingTrainer:
         """One iteration of Algorithm 1; returns the :data:`STATISTICS` of its batch."""
         options = self._options
         factor = rate_factor(step, self._total_steps, options)
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate * factor
+        for group, rate in zip(self.optimizer.param_groups, self._rates):
+            group["lr"] = rate * factor
         present = multi_hot(batch.labels, self.network.classes)
         labels = batch.labels if options.reconstruction else None
         pending = options.routing_steps if self.ascent is not None else 0

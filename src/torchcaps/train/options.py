@@ -70,7 +70,12 @@ class TrainOptions:
     epochs: int | None = _option(None, "training", f"passes over the training images [{DEFAULT_EPOCHS}]")
     steps: int | None = _option(None, "training", "training steps, instead of epochs")
     batch_size: int = _option(128, "training", "images in a step, over all devices")
+    optimizer: str = _option(
+        "adam", "training", "adam, or muon: orthogonalised momentum for the large matrices", ("adam", "muon")
+    )
     learning_rate: float = _option(1e-3, "training", "Adam's, at its highest")
+    matrix_rate: float = _option(0.01, "training", "learning rate of the large matrices with --optimizer muon")
+    weight_decay: float = _option(0.0, "training", "share of the large matrices that a step takes away, times the rate")
     schedule: str = _option(
         "cosine",
         "training",
@@ -148,7 +153,7 @@ class TrainOptions:
         )
         self._require_at_least(
             0,
-            "alpha validation shift crop cutout warmup routing_steps gamma strength decay learning_rate average seed",
+            "alpha validation shift crop cutout warmup routing_steps gamma strength decay learning_rate matrix_rate weight_decay average seed",
         )
         if self.epochs is not None and self.steps is not None:
             raise UserError("Give --epochs or --steps, not both.")

@@ -1,0 +1,208 @@
+"""Optimisers for capsule networks, with torch's own interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.optimizer import ParamsT
+
+__all__ = ["Muon", "orthogonalised", "parameter_groups"]
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""a, b, c of X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which brings all singular values of X near one in five steps."""
+
+
+def orthogonaliser(gram: Tensor, *, steps: int = 5) -> Tensor:
+    """The symmetric matrix P for which P X has singular values near one, from the Gram matrix X Xᵀ of a wide X.
+
+    All iterates of Newton and Schulz are a polynomial in X Xᵀ times X. So the iteration runs on small matrices, and
+    the wide one is touched twice: once to make its Gram matrix, once to apply P.
+
+    >>> X = torch.randn(4, 50)
+    >>> values = torch.linalg.svdvals(orthogonaliser(X @ X.T) @ X)
+    >>> bool((values > 0.6).all() and (values < 1.3).all())
+    True
+    """
+    a, b, c = QUINTIC
+    size = gram.diagonal().sum().clamp_min(torch.finfo(gram.dtype).tiny)  # ‖X‖², at least the largest singular value's
+    gram = gram / size
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    product = identity
+    for _ in range(steps):
+        factor = a * identity + b * gram + c * (gram @ gram)
+        product = factor @ product
+        gram = factor @ gram @ factor
+    return product * size.rsqrt()
+
+
+def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) -> Tensor:
+    """The nearest matrix with all singular values (near) one, scaled for its shape; same shape and memory as ``update``.
+
+    ``outputs`` are the axes that count as rows of the matrix; all others are its columns. They are the first axes, or
+    the last. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
+    """
+    stacked, on_the_left = _as_matrices(update, outputs)
+    if on_the_left:
+        product = orthogonaliser(torch.matmul(stacked, stacked.mT).sum(0), steps=steps)
+        result = torch.matmul(product, stacked)
+    else:
+        product = orthogonaliser(torch.matmul(stacked.mT, stacked).sum(0), steps=steps)
+        result = torch.matmul(stacked, product)
+    rows = math.prod(update.shape[axis] for axis in outputs)
+    result *= math.sqrt(max(1.0, rows * rows / update.numel()))
+    return result.as_strided(update.shape, update.stride())
+
+
+def _as_matrices(update: Tensor, outputs: Sequence[int]) -> tuple[Tensor, bool]:
+    """A view (T, m, n) of a dense tensor's memory whose T matrices side by side are the matrix, and whether rows are m."""
+    order = _memory_order(update)
+    dense = update.permute(order)
+    places = sorted(order.index(axis) for axis in outputs)
+    first, last = places[0], places[-1] + 1
+    if places != list(range(first, last)):
+        raise ValueError(f"axes {tuple(outputs)} of a tensor with strides {update.stride()} are not one block of memory")
+    rows = math.prod(dense.shape[first:last])
+    if last == dense.ndim:
+        return dense.reshape(1, -1, rows), False
+    return dense.reshape(-1, rows, math.prod(dense.shape[last:])), True
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """The axes of a densely stored tensor, the one with the longest strides first."""
+    strides = tensor.stride()
+    return sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+
+
+class Muon(torch.optim.Optimizer):
+    """Orthogonalised momentum for large matrices, Adam for everything else.
+
+    A parameter group with ``outputs``, the axes that count as rows, is moved by orthogonalised momentum
+    (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024): of the running mean of its
+    gradients all directions count the same. Groups without it are moved by Adam. :func:`parameter_groups` makes
+    the groups of a capsule network.
+
+    Parameters may lie in memory in any order, as convolution kernels do; nothing is copied for it.
+
+    Args:
+        params: parameter groups; a group's ``outputs`` is a tuple of axes, or None for Adam.
+        lr: learning rate of the groups that name none.
+        momentum: of the running mean of the gradients.
+        weight_decay: fraction of a weight, times the learning rate, that a step takes away.
+        betas, eps: Adam's.
+
+    >>> layer = nn.Linear(8, 4)
+    >>> optimizer = Muon([{"params": [layer.weight], "outputs": (0,), "lr": 0.02}, {"params": [layer.bias]}], lr=1e-3)
+    >>> layer(torch.ones(1, 8)).sum().backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
+            raise ValueError(f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}: out of range")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "eps": eps,
+            "outputs": None,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step along the gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["outputs"] is None:
+                self._adam(moved, group)
+            else:
+                for parameter in moved:
+                    self._orthogonal(parameter, group)
+        return loss
+
+    def _orthogonal(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        mean = state["momentum"]
+        gradient = parameter.grad
+        mean.lerp_(gradient, 1 - group["momentum"])
+        ahead = torch.lerp(gradient, mean, group["momentum"])  # Nesterov's
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(orthogonalised(ahead, group["outputs"]), alpha=-group["lr"])
+
+    def _adam(self, moved: Sequence[nn.Parameter], group: dict[str, Any]) -> None:
+        for parameter in moved:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        if not moved:
+            return
+        states = [self.state[parameter] for parameter in moved]
+        fused = all(parameter.device.type in ("cpu", "cuda") for parameter in moved)
+        if fused and moved[0].device.type != "cpu":
+            for state in states:
+                state["step"] = state["step"].to(moved[0].device)
+        adam(
+            [_dense(parameter) for parameter in moved],
+            [_dense(parameter.grad, like=parameter) for parameter in moved if parameter.grad is not None],
+            [_dense(state["exp_avg"]) for state in states],
+            [_dense(state["exp_avg_sq"]) for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=False,
+            fused=fused,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def _dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """The tensor's memory as it lies there: fused Adam copies whatever is not contiguous to and fro."""
+    if like is not None and tensor.stride() != like.stride():
+        tensor = torch.empty_like(like).copy_(tensor)
+    return tensor.detach().permute(_memory_order(tensor))
+
+
+def parameter_groups(
+    matrices: Iterable[tuple[nn.Parameter, tuple[int, ...]]], others: Iterable[nn.Parameter], *, rate: float
+) -> list[dict[str, Any]]:
+    """Groups for :class:`Muon`: matrices with their output axes at ``rate``, and the others."""
+    by_axes: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for parameter, outputs in matrices:
+        by_axes.setdefault(outputs, []).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": parameters, "outputs": outputs, "lr": rate} for outputs, parameters in by_axes.items()
+    ]
+    return [*groups, {"params": list(others)}]
