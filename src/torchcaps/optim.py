@@ -65,7 +65,9 @@ def _as_matrices(update: Tensor, outputs: Sequence[int]) -> tuple[Tensor, bool]:
     places = sorted(order.index(axis) for axis in outputs)
     first, last = places[0], places[-1] + 1
     if places != list(range(first, last)):
-        raise ValueError(f"axes {tuple(outputs)} of a tensor with strides {update.stride()} are not one block of memory")
+        raise ValueError(
+            f"axes {tuple(outputs)} of a tensor with strides {update.stride()} are not one block of memory"
+        )
     rows = math.prod(dense.shape[first:last])
     if last == dense.ndim:
         return dense.reshape(1, -1, rows), False
