@@ -41,7 +41,7 @@ def orthogonaliser(gram: Tensor, *, steps: int = 5) -> Tensor:
 
 
 def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) -> Tensor:
-    """The nearest matrix with all singular values (near) one, scaled for its shape; same shape and memory as ``update``.
+    """The nearest matrix with all singular values (near) one, scaled for its shape, in the memory order of ``update``.
 
     ``outputs`` are the axes that count as rows of the matrix; all others are its columns. They are the first axes, or
     the last. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
@@ -59,7 +59,7 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
 
 
 def _as_matrices(update: Tensor, outputs: Sequence[int]) -> tuple[Tensor, bool]:
-    """A view (T, m, n) of a dense tensor's memory whose T matrices side by side are the matrix, and whether rows are m."""
+    """A view (T, m, n) of a dense tensor's memory, T parts of the matrix side by side, and whether its rows are m."""
     order = _memory_order(update)
     dense = update.permute(order)
     places = sorted(order.index(axis) for axis in outputs)

@@ -9,12 +9,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from torchcaps.errors import UserError
+
+
+RANGES: dict[str, Callable[[float, float], bool]] = {
+    "least": operator.ge,
+    "above": operator.gt,
+    "most": operator.le,
+    "below": operator.lt,
+}
+WORDS = {"least": "at least", "most": "at most"}
 
 
 class SettingError(UserError, ValueError):
@@ -120,7 +130,7 @@ class Settings:
 
     def replace(self, **changes: Any) -> Self:
         """The same settings with some changed."""
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str = "") -> None:
@@ -216,14 +226,10 @@ def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
     if limits["choices"] and value not in limits["choices"]:
         raise SettingError(field.name, f"must be one of {', '.join(map(str, limits['choices']))}, not {_shown(value)}")
     for number in _numbers(value):
-        for word, limit, right in (
-            ("at least", limits["least"], lambda limit: number >= limit),
-            ("above", limits["above"], lambda limit: number > limit),
-            ("at most", limits["most"], lambda limit: number <= limit),
-            ("below", limits["below"], lambda limit: number < limit),
-        ):
-            if limit is not None and not right(limit):
-                raise SettingError(field.name, f"must be {word} {limit:g}, not {number:g}")
+        for word, within in RANGES.items():
+            limit = limits[word]
+            if limit is not None and not within(number, limit):
+                raise SettingError(field.name, f"must be {WORDS.get(word, word)} {limit:g}, not {number:g}")
 
 
 def _numbers(value: Any) -> Iterable[float]:
