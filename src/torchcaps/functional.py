@@ -1,7 +1,7 @@
 """The mathematics of capsule networks as pure functions.
 
 Letters used throughout: ``B`` images in the batch, ``I`` input capsules, ``J`` output capsules, ``D`` and
-``E`` the sizes of their poses, ``K`` the classes present in one image. Equation names are the labels of
+``E`` the sizes of their poses, ``K`` the classes that one image shows. Equation names are the labels of
 "Routing Towards Discriminative Power of Class Capsules" (Yang, Li and Yu); ``docs/equations.md`` maps each
 of them to the function here and to its test.
 
@@ -11,14 +11,13 @@ weighted total of the votes) and ``poses``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "PENALTIES",
     "Capsules",
     "ascent_direction",
     "at_least_float32",
@@ -26,8 +25,10 @@ __all__ = [
     "class_powers",
     "class_signs",
     "discriminative_power",
+    "l1_penalty",
+    "l2_penalty",
     "margin_loss",
-    "multi_hot",
+    "presence",
     "ratio_signs",
     "reconstruction_loss",
     "routing_objective",
@@ -57,6 +58,12 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def squash(totals: Tensor) -> Tensor:
     """Shrink each vector of the last axis to a length below 1, keeping its direction (Eq. squash).
 
+    Args:
+        totals: vectors of any length, (..., E).
+
+    Returns:
+        (..., E)
+
     Zero vectors give zeros with a zero gradient, and no finite vector overflows: the formula is evaluated
     on ``totals`` divided by their largest component, which leaves its value and gradient unchanged.
 
@@ -83,30 +90,58 @@ def votes(poses: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("bid,idje->bije", poses, weight)
 
 
-def multi_hot(labels: Tensor, classes: int) -> Tensor:
-    """Class numbers (B, K) to presence (B, J) of zeros and ones, T in Eq. ml.
+def presence(labels: Tensor, classes: int) -> Tensor:
+    """Which classes each image shows, T in Eq. ml, as zeros and ones.
 
-    >>> multi_hot(torch.tensor([[0, 2]]), 3)
-    tensor([[1., 0., 1.]])
+    Args:
+        labels: class numbers, (B,) for one class in an image or (B, K) for several; -1 fills a row that has fewer.
+            Presence itself, floating-point numbers (B, J), is returned as it is.
+        classes: how many there are.
+
+    Returns:
+        (B, J)
+
+    >>> presence(torch.tensor([[0, 2], [1, -1]]), 3)
+    tensor([[1., 0., 1.],
+            [0., 1., 0.]])
     """
-    present = torch.zeros(labels.shape[0], classes, device=labels.device)
-    return present.scatter_(1, labels, 1.0)
+    if labels.is_floating_point():
+        if labels.ndim != 2 or labels.shape[1] != classes:
+            raise ValueError(f"presence must have shape (B, {classes}), not {tuple(labels.shape)}")
+        return labels
+    if labels.ndim not in (1, 2):
+        raise ValueError(f"labels must have shape (B,) or (B, K), not {tuple(labels.shape)}")
+    rows = labels.view(len(labels), -1).long()
+    shown = torch.zeros(len(rows), classes + 1, device=labels.device)
+    return shown.scatter_(1, rows + 1, 1.0)[:, 1:]  # the first column collects the -1s
 
 
 def margin_loss(
     activations: Tensor,
-    present: Tensor,
+    labels: Tensor,
     *,
     upper_margin: float = 0.9,
     lower_margin: float = 0.1,
     absent_weight: float = 0.5,
 ) -> Tensor:
-    """Mean over the batch of the margin loss summed over classes (Eq. ml), any number of them present.
+    """Mean over the batch of the margin loss summed over classes (Eq. ml), for any number of classes in an image.
 
-    The lengths are those *after* the squash: with m+ = 0.9 below 1, nothing else is meant.
+    Args:
+        activations: the class capsules' lengths *after* the squash, (B, J).
+        labels: the classes shown, as for :func:`presence`.
+        upper_margin: the length from which a class that is there costs nothing.
+        lower_margin: the length up to which a class that is not there costs nothing.
+        absent_weight: weight of the classes that are not there.
+
+    Returns:
+        one number
+
+    >>> margin_loss(torch.tensor([[0.9, 0.3]]), torch.tensor([0]))
+    tensor(0.0200)
     """
-    missing = present * (upper_margin - activations).clamp_min(0).square()
-    spurious = (1 - present) * (activations - lower_margin).clamp_min(0).square()
+    shown = presence(labels, activations.shape[1])
+    missing = shown * (upper_margin - activations).clamp_min(0).square()
+    spurious = (1 - shown) * (activations - lower_margin).clamp_min(0).square()
     return (missing + absent_weight * spurious).sum(1).mean()
 
 
@@ -115,7 +150,7 @@ def reconstruction_loss(reconstructions: Tensor, targets: Tensor) -> Tensor:
     return (reconstructions - targets).square().flatten(1).sum(1).mean()
 
 
-def class_signs(present: Tensor, *, balanced: bool = False) -> Tensor:
+def class_signs(shown: Tensor, *, balanced: bool = False) -> Tensor:
     """The indicator δ of Eq. obj-1: +1 where a class is present, -1 where it is not.
 
     ``balanced`` is ours: it divides the -1s by how many absent classes an image has for each present one,
@@ -124,23 +159,23 @@ def class_signs(present: Tensor, *, balanced: bool = False) -> Tensor:
     >>> class_signs(torch.tensor([[1.0, 0.0, 0.0]]), balanced=True)
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
-    signs = 2 * present - 1
+    signs = 2 * shown - 1
     if not balanced:
         return signs
-    share = present.sum(1, keepdim=True) / (1 - present).sum(1, keepdim=True)
-    return torch.where(present > 0, signs, share * signs)
+    share = shown.sum(1, keepdim=True) / (1 - shown).sum(1, keepdim=True).clamp_min(1)
+    return torch.where(shown > 0, signs, share * signs)
 
 
-def class_powers(totals: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+def class_powers(totals: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
     """The mean squared length of every class capsule (J,), counted where its class is present, and where it is not.
 
     Both are means over the whole batch, so those of several processes can be averaged.
     """
     squares = totals.square().sum(-1)
-    return (present * squares).mean(0), ((1 - present) * squares).mean(0)
+    return (shown * squares).mean(0), ((1 - shown) * squares).mean(0)
 
 
-def ratio_signs(present: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
+def ratio_signs(shown: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
     """Weights in place of δ with which ``r`` becomes Σ_j log(right_j / wrong_j), as far as its gradient goes: ours.
 
     How much longer a capsule is where it should be than where it should not, as in Fisher's discriminant: unlike
@@ -150,7 +185,7 @@ def ratio_signs(present: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
     """
     measured = (right > 0) & (wrong > 0)
     tiny = torch.finfo(right.dtype).tiny
-    weights = present / right.clamp_min(tiny) - (1 - present) / wrong.clamp_min(tiny)
+    weights = shown / right.clamp_min(tiny) - (1 - shown) / wrong.clamp_min(tiny)
     return torch.where(measured, weights, torch.zeros_like(weights))
 
 
@@ -167,40 +202,41 @@ def discriminative_power(totals: Tensor, signs: Tensor, *, reduction: str = "mea
     raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
 
 
-def _l2(coefficients: Tensor) -> Tensor:
-    return coefficients.square().sum()  # Eq. obj-2
+def l2_penalty(coefficients: Tensor, strength: float) -> Tensor:
+    """λ‖b‖², the penalty of Eq. obj-2."""
+    return strength * coefficients.square().sum()
 
 
-def _l1(coefficients: Tensor) -> Tensor:
-    # Eq. obj-3 has λ‖b‖₁, whose gradient is λ·sign(b); the printed update, Eq. gaobj3, subtracts 2λ·sign(b).
-    # The update is what was run, so the objective is the one that belongs to it. sign(0) = 0, as in the paper.
-    return 2 * coefficients.abs().sum()
+def l1_penalty(coefficients: Tensor, strength: float) -> Tensor:
+    """2λ‖b‖₁, the penalty whose gradient is that of the printed update, Eq. gaobj3, with sign(0) = 0.
 
-
-PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {"l2": _l2, "l1": _l1}
+    Differs from the paper: Eq. obj-3 has λ‖b‖₁, whose gradient is half of what Eq. gaobj3 subtracts. The update is
+    what was run, so the objective here is the one that belongs to it.
+    """
+    return strength * 2 * coefficients.abs().sum()
 
 
 def routing_objective(
-    totals: Tensor,
-    signs: Tensor,
-    coefficients: Iterable[Tensor],
-    *,
-    penalty: str,
-    strength: float,
-    reduction: str = "mean",
+    totals: Tensor, signs: Tensor, penalties: Iterable[Tensor] = (), *, reduction: str = "mean"
 ) -> Tensor:
     """The objective ``r`` that discriminative routing ascends (Eq. obj-2 and obj-3).
 
     Its gradient with respect to the coefficients, of this layer and by the chain rule of all layers before
     it, is the ascent direction; in the last layer it equals :func:`ascent_direction`.
 
+    Args:
+        totals: the class capsules before the squash, (B, J, E).
+        signs: δ, (B, J), from :func:`class_signs`.
+        penalties: :func:`l2_penalty` or :func:`l1_penalty` of every layer's coefficients.
+        reduction: "mean" or "sum" over the batch.
+
     Differs from the paper: the first term is a mean over the batch unless ``reduction="sum"``, so that a
     step equals the paper's with γ divided and λ multiplied by the batch size.
     """
-    if penalty not in PENALTIES:
-        raise ValueError(f"penalty must be one of {', '.join(PENALTIES)}, not {penalty!r}")
-    regulariser = sum((PENALTIES[penalty](each) for each in coefficients), start=torch.zeros_like(totals[0, 0, 0]))
-    return discriminative_power(totals, signs, reduction=reduction) - strength * regulariser
+    objective = discriminative_power(totals, signs, reduction=reduction)
+    for penalty in penalties:
+        objective = objective - penalty
+    return objective
 
 
 def ascent_direction(
@@ -214,6 +250,15 @@ def ascent_direction(
     reduction: str = "mean",
 ) -> Tensor:
     """The closed form of ∂r/∂b for one layer, (I, J): the bracket of Eq. gaobj2 or gaobj3, times two.
+
+    Args:
+        poses: of the input capsules, (B, I, D).
+        weight: W, (I, D, J, E).
+        coefficients: b, (I, J).
+        signs: δ, (B, J).
+        penalty: "l2" or "l1".
+        strength: λ.
+        reduction: "mean" or "sum" over the batch.
 
     ``b + γ * ascent_direction(...)`` is the paper's update. Neither the votes Û nor their Gram matrices
     Û Ûᵀ are built: Σ_k δ_jk Û_k Û_kᵀ b_j is, entry by entry, ⟨W_ij, Σ_k δ_jk u_ik v_jkᵀ⟩.
@@ -230,21 +275,32 @@ def ascent_direction(
         signed = signed / B
     correlation = (flat_poses.mT @ signed).view(I, D, J, E)  # Σ_k δ_jk u_ik v_jkᵀ
     data_term = (weight * correlation).sum((1, 3))
+    if penalty not in ("l2", "l1"):
+        raise ValueError(f"penalty must be 'l2' or 'l1', not {penalty!r}")
     shrinkage = coefficients if penalty == "l2" else coefficients.sign()
     return 2 * (data_term - strength * shrinkage)
 
 
-def spread_loss(activations: Tensor, present: Tensor, *, margin: float) -> Tensor:
+def spread_loss(activations: Tensor, labels: Tensor, *, margin: float) -> Tensor:
     """Mean over the batch of the spread loss, Eq. 3 of "Matrix capsules with EM routing".
 
-    Every class that is present should be at least ``margin`` more active than every class that is not: the
+    Every class that is shown should be at least ``margin`` more active than every class that is not: the
     squared shortfalls are summed over all such pairs, of which the paper, with one class in an image, has J - 1.
 
-    >>> spread_loss(torch.tensor([[0.75, 0.5, 0.0]]), torch.tensor([[1.0, 0.0, 0.0]]), margin=0.5)
+    Args:
+        activations: of the class capsules, (B, J).
+        labels: the classes shown, as for :func:`presence`.
+        margin: how much more active; :func:`spread_margin` lets it grow during training.
+
+    Returns:
+        one number
+
+    >>> spread_loss(torch.tensor([[0.75, 0.5, 0.0]]), torch.tensor([0]), margin=0.5)
     tensor(0.0625)
     """
+    shown = presence(labels, activations.shape[1])
     lead = activations.unsqueeze(2) - activations.unsqueeze(1)  # (B, J, J): row over column
-    pairs = present.unsqueeze(2) * (1 - present).unsqueeze(1)
+    pairs = shown.unsqueeze(2) * (1 - shown).unsqueeze(1)
     return (pairs * (margin - lead).clamp_min(0).square()).sum((1, 2)).mean()
 
 

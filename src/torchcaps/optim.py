@@ -167,6 +167,10 @@ class Muon(torch.optim.Optimizer):
         if not moved:
             return
         states = [self.state[parameter] for parameter in moved]
+        if group["weight_decay"]:
+            for parameter in moved:
+                if parameter.ndim > 1:  # weights, not biases
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in moved)
         if fused and moved[0].device.type != "cpu":
             for state in states:

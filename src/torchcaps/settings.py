@@ -40,6 +40,7 @@ def setting(
     default: Any = dataclasses.MISSING,
     help: str = "",
     *,
+    factory: Any = dataclasses.MISSING,
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
@@ -52,6 +53,7 @@ def setting(
 
     Args:
         default: its value if none is given; without one it must be given.
+        factory: what makes the default, where that can be changed.
         help: one line for the command line.
         least, above, most, below: the range of a number, or of every number of a tuple.
         choices: the only values allowed.
@@ -68,6 +70,8 @@ def setting(
         "option": option,
         "group": group,
     }
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -5,10 +5,9 @@ The format is safetensors; the JSON and a SHA-256 of everything sit in its metad
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from torchcaps.errors import UserError
+from torchcaps.atomic import DamagedFile, write_atomically
 
-UNFINISHED = ".part"
 KEY = "torchcaps"
-
-
-class DamagedFile(UserError):
-    """A file whose content is not what was written."""
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by a file with this content; whatever happens, the old or the new one is there, whole."""
-    unfinished = path.parent / f".{path.name}{UNFINISHED}"
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise UserError(
-                f"No space left for {path}. What was there before is untouched: make room and try again."
-            ) from error
-        raise
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -57,17 +33,25 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], state: dict[str, Any])
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What :func:`write_tensors` wrote, or :class:`DamagedFile` if that is no longer what the file holds."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("not a regular file")
         with safetensors.safe_open(path, framework="pt") as file:
             envelope = json.loads((file.metadata() or {})[KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         intact = envelope["sha256"] == _digest(tensors, envelope["state"])
     except FileNotFoundError:
         raise
-    except (safetensors.SafetensorError, KeyError, OSError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} is damaged or not one of torchcaps' files ({error}).") from error
     if not intact:
         raise DamagedFile(f"{path} is damaged: its content does not match its checksum.")
-    return tensors, json.loads(envelope["state"])
+    try:
+        state = json.loads(envelope["state"])
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged: its description cannot be read.") from error
+    if not isinstance(state, dict):
+        raise DamagedFile(f"{path} is damaged: its description is not one.")
+    return tensors, state
 
 
 def _digest(tensors: dict[str, Tensor], state: str) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from torchcaps.functional import Capsules, margin_loss, multi_hot, squash
-from torchcaps.layers import CapsuleLayer
-from torchcaps.routing import Routing
+from torchcaps.functional import Capsules, margin_loss, squash
+from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.routing.base import Routing
 
 MakeRouting = Callable[[], Routing]
 
@@ -46,8 +46,8 @@ def _layer(make: MakeRouting, *, seed: int = 0) -> CapsuleLayer:
 
 def _trained(layer: CapsuleLayer) -> CapsuleLayer:
     """As after training: no parameter where it started."""
-    for each in layer.parameters():
-        nn.init.normal_(each, std=0.3)
+    for tensor in [*layer.parameters(), *layer.buffers()]:
+        nn.init.normal_(tensor, std=0.3)
     return layer
 
 
@@ -61,8 +61,8 @@ def _check_capsules(capsules: Capsules, batch: int = B) -> None:
     assert capsules.poses.shape == (batch, J, E), f"poses have shape {tuple(capsules.poses.shape)}"
     assert capsules.totals.shape == (batch, J, E), f"totals have shape {tuple(capsules.totals.shape)}"
     assert capsules.activations.shape == (batch, J), f"activations have shape {tuple(capsules.activations.shape)}"
-    for each in capsules:
-        assert each.isfinite().all(), "not all numbers are finite"
+    for tensor in capsules:
+        assert tensor.isfinite().all(), "not all numbers are finite"
     assert (capsules.activations >= 0).all(), "an activation is negative"
     assert (capsules.activations <= 1).all(), "an activation is above 1"
 
@@ -81,7 +81,7 @@ def check_dtypes(make: MakeRouting) -> None:
     assert single.poses.dtype == torch.float32
     double = _layer(make).double()(*_inputs(torch.float64))
     assert double.poses.dtype == torch.float64, "float64 in, something else out"
-    assert_close(tuple(each.float() for each in double), tuple(single), rtol=1e-3, atol=1e-4)
+    assert_close(tuple(tensor.float() for tensor in double), tuple(single), rtol=1e-3, atol=1e-4)
     with torch.autocast("cpu", torch.bfloat16):
         rough = layer(*_inputs())
     _check_capsules(rough)
@@ -101,7 +101,7 @@ def check_gradients(make: MakeRouting) -> None:
         return tuple(torch.func.functional_call(layer, dict(zip(names, parameters)), (poses, activations)))
 
     inputs = [poses, activations, *layer.parameters()]
-    assert torch.autograd.gradcheck(outputs, [each.detach().requires_grad_() for each in inputs], atol=1e-5)
+    assert torch.autograd.gradcheck(outputs, [tensor.detach().requires_grad_() for tensor in inputs], atol=1e-5)
 
 
 def check_zero_input(make: MakeRouting) -> None:
@@ -134,7 +134,7 @@ def check_output_order(make: MakeRouting) -> None:
     order = torch.randperm(J)
     with torch.no_grad():
         layer.weight.copy_(layer.weight[:, :, order].clone())
-    permuted = Capsules(*(each[:, order] for each in expected))
+    permuted = Capsules(*(tensor[:, order] for tensor in expected))
     assert_close(layer(poses, activations), permuted, rtol=1e-4, atol=1e-5)
 
 
@@ -146,17 +146,17 @@ def check_batch_independence(make: MakeRouting) -> None:
         together = layer(poses, activations)
         for image in range(B):
             alone = layer(poses[image : image + 1], activations[image : image + 1])
-            assert_close(tuple(alone), tuple(each[image : image + 1] for each in together), rtol=1e-4, atol=1e-6)
+            assert_close(tuple(alone), tuple(tensor[image : image + 1] for tensor in together), rtol=1e-4, atol=1e-6)
 
 
 def check_shared_batches(make: MakeRouting) -> None:
     """The gradient of a batch is the mean of its halves' gradients, so that processes can share a batch."""
     poses, activations = _inputs(torch.float64)
-    present = multi_hot(torch.arange(B)[:, None] % J, J)
+    labels = torch.arange(B) % J
 
     def gradients(part: slice) -> tuple[Tensor, ...]:
         layer = _layer(make).double()
-        loss = margin_loss(layer(poses[part], activations[part]).activations, present[part])
+        loss = margin_loss(layer(poses[part], activations[part]).activations, labels[part])
         return torch.autograd.grad(loss, list(layer.parameters()))
 
     first, second = gradients(slice(0, B // 2)), gradients(slice(B // 2, B))
@@ -167,7 +167,7 @@ def check_shared_batches(make: MakeRouting) -> None:
 def check_evaluation(make: MakeRouting) -> None:
     """In evaluation the same input gives the same bits, without labels, and leaves the layer as it was."""
     layer = _layer(make).eval()
-    before = {name: each.clone() for name, each in layer.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     with torch.no_grad():
         first, second = (layer(*_inputs()) for _ in range(2))
     assert_close(first, second, rtol=0, atol=0)
@@ -218,14 +218,14 @@ def check_learning(make: MakeRouting) -> None:
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     errors: list[float] = []
     for _ in range(300):
-        labels = torch.randint(J, (32, 1))
-        poses = squash(directions[labels[:, 0]] + 0.5 * torch.randn(32, I, D))
+        labels = torch.randint(J, (32,))
+        poses = squash(directions[labels] + 0.5 * torch.randn(32, I, D))
         activations: Tensor = layer(poses, torch.linalg.vector_norm(poses, dim=-1)).activations
-        errors.append(float((activations.argmax(1) != labels[:, 0]).float().mean()))
+        errors.append(float((activations.argmax(1) != labels).float().mean()))
         if len(errors) >= RECENT and _mean_error(errors) < LEARNED:
             return
         optimizer.zero_grad()
-        torch.autograd.backward(margin_loss(activations, multi_hot(labels, J)))
+        torch.autograd.backward(margin_loss(activations, labels))
         optimizer.step()
     raise AssertionError(f"after 300 steps {100 * _mean_error(errors):.0f} % of the images are still wrong")
 

@@ -1,17 +1,31 @@
 """The data sets: how each becomes a `DataSet` with a training, a validation and a test split."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data import fetch, readers, stateless
-from torchcaps.data.batches import ImageSplit, OverlappingDigits, Shape, Split
+from torchcaps.data import arrays, fetch, readers
+from torchcaps.data.config import DataConfig
+from torchcaps.data.files import shown
+from torchcaps.data.images import ImageShape
+from torchcaps.data.listing import Listing, list_folder, list_table
+from torchcaps.data.pictures import read_listing
+from torchcaps.data.readers import Images
+from torchcaps.data.report import DataReport, FileReport
+from torchcaps.data.sources import SAME_FILES, SOURCES
+from torchcaps.data.splits import ImageSplit, MultiLabelSplit, OverlappingDigits, Split
+from torchcaps.data.stratify import hold_out
 from torchcaps.errors import UserError
+from torchcaps.settings import SettingError
 
 _DIGITS = tuple("0123456789")
 _FASHION = (
@@ -19,57 +33,154 @@ _FASHION = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_TEST_SHARE = 0.2  # of a folder that does not bring its own split
 
 
 @dataclass(frozen=True)
 class DataSet:
+    """Images for training, validation (if any are held out) and testing."""
+
     name: str
     classes: tuple[str, ...]
     train: Split
     validation: Split | None
     test: Split
-    mean: tuple[float, ...]  # of each channel, for images in [0, 1]
+    mean: tuple[float, ...]
+    """Of each channel, for images in [0, 1]."""
     std: tuple[float, ...]
+    files: FileReport | None = None
+    """What the image files are like, if the set was made of any."""
 
     @property
-    def image_shape(self) -> Shape:
+    def image_shape(self) -> ImageShape:
+        """(C, H, W) of the images, before any augmentation."""
         return self.train.image_shape
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether the number of classes that an image shows differs from image to image."""
+        return self.train.labels_per_image is None
 
-@dataclass(frozen=True)
-class Request:
-    """What the caller of `load` asked for; every loader uses what concerns it."""
+    @property
+    def report(self) -> DataReport:
+        """What is in the data set, to be printed."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        there = {name: split for name, split in splits.items() if split is not None}
+        return DataReport(
+            name=self.name,
+            classes=self.classes,
+            image_shape=self.image_shape,
+            images={name: len(split) for name, split in there.items()},
+            class_counts={name: tuple(split.class_counts(len(self.classes)).tolist()) for name, split in there.items()},
+            files=self.files,
+        )
 
-    name: str
-    cache: Path | None
-    validation: int
-    image_size: int | None
-    channels: int | None
-    fit: str
-    download: bool
+    def balanced_weights(self) -> Tensor:
+        """(J,) float32: weights of the classes in the loss, larger where there are fewer training images.
+
+        Weight times number of images is the same for all classes, and the mean weight of an image is 1.
+        """
+        counts = self.train.class_counts(len(self.classes)).double()
+        there = counts > 0
+        weights = torch.where(there, counts.sum() / (counts.clamp_min(1) * there.sum()), 1.0)
+        return weights.float()
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train_images: Any,
+        train_labels: Any,
+        test_images: Any,
+        test_labels: Any,
+        classes: Sequence[str] | None = None,
+        *,
+        name: str = "arrays",
+        validation: int = 0,
+    ) -> DataSet:
+        """A data set of arrays or tensors.
+
+        Args:
+            train_images, test_images: uint8, or floats in [0, 1]; (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3
+                channels.
+            train_labels, test_labels: (N,) whole numbers from 0 or texts; or (N, J) of 0 and 1, which classes each
+                image shows.
+            classes: their names. If not given: the texts in order, or the numbers.
+            name: of the data set.
+            validation: how many training images to hold out, always the same ones.
+        """
+        pixels = arrays.to_pixels("train_images", train_images), arrays.to_pixels("test_images", test_images)
+        if pixels[0].shape[1:] != pixels[1].shape[1:]:
+            shapes = " and ".join(str(tuple(part.shape[1:])) for part in pixels)
+            raise SettingError("test_images", f"must have the shape of the training images: they are {shapes}")
+        names, train, test = arrays.to_labels(train_labels, test_labels, classes)
+        for setting, images, labels in (("train_labels", pixels[0], train), ("test_labels", pixels[1], test)):
+            if len(images) != len(labels):
+                raise SettingError(setting, f"must be as many as the images: {len(labels):,} for {len(images):,}")
+        config = DataConfig(name=name, validation=validation)
+        return _data_set(config, names, {"train": (pixels[0], train), "test": (pixels[1], test)})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the registry. A folder's sizes are not known before it is read."""
+    """A line of the registry. The sizes of your own images are not known before they are read."""
 
-    load: Callable[[Request], DataSet]
+    load: Callable[[DataConfig, bool], DataSet]
     summary: str
     images: str
-    image_shape: Shape | None
+    image_shape: ImageShape | None
     classes: int | None
+    argument: str = ""
+    """What follows the name and a colon, if anything does."""
 
 
-Images = tuple[Tensor, Tensor]  # pixels (N, C, H, W) uint8, labels (N,) int64
+def load(config: DataConfig | str, *, download: bool = True, **settings: Any) -> DataSet:
+    """A data set.
+
+    >>> len(load("digits", validation=100).train)
+    1337
+
+    Args:
+        config: which one; or just its name, one of `DATASETS`, with other settings of `DataConfig` by name.
+        download: fetch what is not there yet; otherwise that is an error.
+    """
+    if isinstance(config, str):
+        config = DataConfig(name=config, **settings)
+    kind, colon, argument = config.name.partition(":")
+    entry = DATASETS.get(kind)
+    if entry is None or bool(colon) != bool(entry.argument):
+        close = difflib.get_close_matches(kind.lower(), DATASETS, n=1)
+        hint = f" (did you mean '{_valid_name(close[0])}'?)" if close else ""
+        valid = ", ".join(map(_valid_name, DATASETS))
+        raise UserError(f"unknown data set '{shown(config.name)}'{hint}; valid ones are: {valid}")
+    if entry.argument and not argument:
+        raise UserError(f"say which {entry.argument.lower()}, for example {kind}:my-images")
+    _check_shape(config, entry)
+    return entry.load(config, download)
 
 
-def load_digits(request: Request) -> DataSet:
+def _valid_name(kind: str) -> str:
+    return f"{kind}:{DATASETS[kind].argument}" if DATASETS[kind].argument else kind
+
+
+def _check_shape(config: DataConfig, entry: Entry) -> None:
+    """Images of files can have any size; all others have the one they have."""
+    if entry.load is load_pictures or (config.image_size is None and config.channels is None):
+        return
+    if entry.image_shape:
+        channels, side, _ = entry.image_shape
+        if config.image_size in (None, side) and config.channels in (None, channels):
+            return
+        what = f"the images of {shown(config.name)} are {side} x {side} with {channels} channel(s)"
+    else:
+        what = f"the images of {shown(config.name)} are used as they are"
+    raise UserError(f"{what}; another image size or number of channels can only be asked for with folder:PATH")
+
+
+def load_digits(config: DataConfig, download: bool) -> DataSet:
     """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, enlarged to 28 x 28."""
-    return _data_set(request, _DIGITS, *_read_digits())
+    return _data_set(config, _DIGITS, _read_digits())
 
 
-def _read_digits() -> tuple[Images, Images]:
+def _read_digits() -> dict[str, Images]:
     from sklearn.datasets import load_digits as bundled  # slow to import
 
     digits = bundled()
@@ -80,160 +191,242 @@ def _read_digits() -> tuple[Images, Images]:
         canvas[0, 4:24, 4:24] = torch.from_numpy(np.array(large))
     labels = torch.from_numpy(digits.target).long()
     test, train = hold_out(labels, 360, "digits")
-    return (pixels[train], labels[train]), (pixels[test], labels[test])
+    return {"train": (pixels[train], labels[train]), "test": (pixels[test], labels[test])}
 
 
-def load_mnist(request: Request) -> DataSet:
+def load_mnist(config: DataConfig, download: bool) -> DataSet:
     """Handwritten digits. LeCun, Cortes and Burges."""
-    return _data_set(request, _DIGITS, *_read_mnist(request))
+    return _data_set(config, _DIGITS, _read_mnist(config, download))
 
 
-def load_fashion_mnist(request: Request) -> DataSet:
+def load_fashion_mnist(config: DataConfig, download: bool) -> DataSet:
     """Pictures of clothes. Xiao, Rasul and Vollgraf (2017)."""
-    return _data_set(request, _FASHION, *_read_mnist(request))
+    return _data_set(config, _FASHION, _read_mnist(config, download))
 
 
-def load_cifar_10(request: Request) -> DataSet:
+def _read_mnist(config: DataConfig, download: bool) -> dict[str, Images]:
+    folder = _fetched(config, download)
+
+    def read(part: str) -> Images:
+        images, labels = folder / f"{part}-images-idx3-ubyte", folder / f"{part}-labels-idx1-ubyte"
+        return readers.read_idx_images(images, labels, image_shape=(1, 28, 28), classes=10)
+
+    return {"train": read("train"), "test": read("t10k")}
+
+
+def load_cifar_10(config: DataConfig, download: bool) -> DataSet:
     """Small colour photographs. Krizhevsky (2009)."""
-    folder = _files(request)
-    train = readers.read_cifar([folder / f"data_batch_{i}.bin" for i in range(1, 6)])
+    folder = _fetched(config, download)
+    train = readers.read_cifar([folder / f"data_batch_{number}.bin" for number in range(1, 6)])
     test = readers.read_cifar([folder / "test_batch.bin"])
     mean = (0.49139968, 0.48215841, 0.44653091)
     std = (0.24703223, 0.24348513, 0.26158784)
-    return _data_set(request, _CIFAR, train, test, mean=mean, std=std)
+    return _data_set(config, _CIFAR, {"train": train, "test": test}, mean=mean, std=std)
 
 
-def load_multi_mnist(request: Request) -> DataSet:
+def load_multi_mnist(config: DataConfig, download: bool) -> DataSet:
     """Two overlapping digits on 36 x 36. No digit serves in two splits."""
-    return _overlapping(request, *_read_mnist(request))
+    return _overlapping(config, _read_mnist(config, download))
 
 
-def load_multi_digits(request: Request) -> DataSet:
+def load_multi_digits(config: DataConfig, download: bool) -> DataSet:
     """As `load_multi_mnist`, from the embedded digits."""
-    return _overlapping(request, *_read_digits())
+    return _overlapping(config, _read_digits())
 
 
-def _overlapping(request: Request, train: Images, test: Images) -> DataSet:
+def _overlapping(config: DataConfig, images: Mapping[str, Images]) -> DataSet:
     def pairs(images: Images, name: str) -> Split:
         return OverlappingDigits(*images, name=name)
 
-    return _data_set(request, _DIGITS, train, test, make_split=pairs)
+    return _data_set(config, _DIGITS, images, make_split=pairs)
 
 
-def load_folder(request: Request) -> DataSet:
-    """Your own images: a sub-folder for each class, or `train` and `test` with such sub-folders."""
-    path = request.name.partition(":")[2]
-    if not path:
-        raise UserError("say which folder, for example folder:my-images")
-    if request.channels not in (None, 1, 3):
-        raise UserError(f"images can have 1 channel (grey) or 3 (colour), not {request.channels}")
-    size = 32 if request.image_size is None else request.image_size
-    if size < 1:
-        raise UserError(f"the image size is {size}: give 1 or more pixels")
-    folder = Path(path).expanduser()
-
-    def read(where: Path, channels: int | None) -> Images:
-        return readers.read_folder(where, classes, image_size=size, channels=channels, fit=request.fit)
-
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        classes = readers.class_names(folder / "train")
-        if different := set(classes) ^ set(readers.class_names(folder / "test")):
-            names = ", ".join(sorted(different))
-            raise UserError(f"{folder}: train and test must have the same classes; only one of them has {names}")
-        train = read(folder / "train", request.channels)
-        test = read(folder / "test", train[0].shape[1])
-    else:
-        classes = readers.class_names(folder)
-        train, test = _split_folder(folder, classes, read(folder, request.channels))
-
-    if train[0].shape[1] == 1:
-        return _data_set(request, classes, train, test)
-    return _data_set(request, classes, train, test, mean=(0.5,) * 3, std=(0.5,) * 3)
+def load_pictures(config: DataConfig, download: bool) -> DataSet:
+    """Your own image files: "folder:PATH" or "csv:FILE"."""
+    listing = list_pictures(config.name)
+    images, files = read_listing(config, listing)
+    return _data_set(config, listing.classes, images, files=files)
 
 
-def _split_folder(folder: Path, classes: tuple[str, ...], images: Images) -> tuple[Images, Images]:
+def list_pictures(name: str) -> Listing:
+    """The image files that "folder:PATH" or "csv:FILE" names, without reading them."""
+    kind, _, argument = name.partition(":")
+    if kind not in ("folder", "csv") or not argument:
+        raise UserError(f"'{shown(name)}' is not made of image files of yours; give folder:PATH or csv:FILE")
+    path = Path(argument).expanduser()
+    return list_folder(path) if kind == "folder" else list_table(path)
+
+
+def load_npz(config: DataConfig, download: bool) -> DataSet:
+    """Arrays x_train, y_train, x_test and y_test of a file that `numpy.savez` wrote; see `DataSet.from_arrays`."""
+    path = Path(config.name.partition(":")[2]).expanduser()
+    x_train, y_train, x_test, y_test = readers.read_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
+    try:
+        return DataSet.from_arrays(x_train, y_train, x_test, y_test, name=config.name, validation=config.validation)
+    except SettingError as error:
+        names = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+        raise UserError(f"{shown(path)}: {names.get(error.setting, error.setting)} {error.problem}") from error
+
+
+DATASETS: dict[str, Entry] = {
+    "digits": Entry(
+        load_digits,
+        "handwritten digits that come with scikit-learn",
+        "1,437 + 360",
+        (1, 28, 28),
+        10,
+    ),
+    "mnist": Entry(
+        load_mnist,
+        "handwritten digits",
+        "60,000 + 10,000",
+        (1, 28, 28),
+        10,
+    ),
+    "fashion-mnist": Entry(
+        load_fashion_mnist,
+        "pictures of clothes",
+        "60,000 + 10,000",
+        (1, 28, 28),
+        10,
+    ),
+    "cifar-10": Entry(
+        load_cifar_10,
+        "small colour photographs",
+        "50,000 + 10,000",
+        (3, 32, 32),
+        10,
+    ),
+    "multi-mnist": Entry(
+        load_multi_mnist,
+        "two overlapping digits, made from mnist",
+        "60,000,000 + 10,000,000",
+        (1, 36, 36),
+        10,
+    ),
+    "multi-digits": Entry(
+        load_multi_digits,
+        "two overlapping digits, made from digits",
+        "1,437,000 + 360,000",
+        (1, 36, 36),
+        10,
+    ),
+    "folder": Entry(
+        load_pictures,
+        "your own images: folder:PATH, with a sub-folder for each class",
+        "yours",
+        None,
+        None,
+        "PATH",
+    ),
+    "csv": Entry(
+        load_pictures,
+        "your own images: csv:FILE, with columns path and label",
+        "yours",
+        None,
+        None,
+        "FILE",
+    ),
+    "npz": Entry(
+        load_npz,
+        "your own arrays: npz:FILE, with x_train, y_train, x_test, y_test",
+        "yours",
+        None,
+        None,
+        "FILE",
+    ),
+}
+
+
+class Row(NamedTuple):
+    """A line of `torchcaps data list`."""
+
+    name: str
+    summary: str
+    images: str
+    image_shape: str
+    classes: str
+    megabytes: int  # on disk
+    cached: str  # "yes", "no", "damaged", or "built in" if there is nothing to fetch
+
+
+def describe(folder: Path | None = None) -> list[Row]:
+    """What can be loaded, and what is already there.
+
+    Args:
+        folder: where fetched data sets are kept, if not in the usual place.
+    """
+    rows = []
+    for name, entry in DATASETS.items():
+        source = SOURCES.get(SAME_FILES.get(name, name))
+        shape = " x ".join(map(str, entry.image_shape)) if entry.image_shape else "as asked"
+        classes = str(entry.classes) if entry.classes else "yours"
+        size = source.megabytes if source else 0
+        cached = _cached(name, folder) if source else "built in"
+        rows.append(Row(name, entry.summary, entry.images, shape, classes, size, cached))
+    return rows
+
+
+def _cached(name: str, folder: Path | None) -> str:
+    files = fetch.verify(name, folder)
+    if all(file.ok for file in files):
+        return "yes"
+    return "no" if all(file.problem == fetch.MISSING for file in files) else "damaged"
+
+
+def _fetched(config: DataConfig, download: bool) -> Path:
+    """The folder with the verified files of a data set."""
+    folder = Path(config.folder).expanduser() if config.folder else None
+    if download:
+        return fetch.fetch(config.name, cache=folder)
+    for file, ok, problem in fetch.verify(config.name, folder):
+        if not ok:
+            raise UserError(f"{config.name}: {file} {problem}; run: torchcaps data fetch {config.name}")
+    return fetch.cache_root(folder) / fetch.source_of(config.name)[0]
+
+
+def _plain_split(images: Images, name: str) -> Split:
     pixels, labels = images
-    for name, count in zip(classes, torch.bincount(labels).tolist()):
-        if count < 2:
-            raise UserError(
-                f"{folder}: the class '{name}' has only {count} image, too few to keep one for testing; "
-                "add some, or bring your own split in sub-folders train and test"
-            )
-    rank, share = _places_in_class(labels, "folder")
-    held_out = (share < _TEST_SHARE) | (rank == 0)
-    return (pixels[~held_out], labels[~held_out]), (pixels[held_out], labels[held_out])
-
-
-def hold_out(labels: Tensor, count: int, purpose: str) -> tuple[Tensor, Tensor]:
-    """Numbers of `count` images with the classes in proportion, and of all others. Always the same ones."""
-    _, share = _places_in_class(labels, purpose)
-    order = torch.argsort(share, stable=True)
-    return order[:count].sort().values, order[count:].sort().values
-
-
-def _places_in_class(labels: Tensor, purpose: str) -> tuple[Tensor, Tensor]:
-    """Each image's place in a shuffled line of its class: as a number, and as a fraction of the line."""
-    shuffled = stateless.permute(torch.arange(len(labels)), len(labels), stateless.key("hold out", purpose))
-    line = shuffled[torch.argsort(labels[shuffled], stable=True)]  # class after class
-    sizes = torch.bincount(labels)
-    starts = sizes.cumsum(0) - sizes
-    rank = torch.empty_like(labels)
-    rank[line] = torch.arange(len(labels)) - starts[labels[line]]
-    return rank, (rank + 0.5) / sizes[labels]
-
-
-def _divided(train: Images, count: int) -> tuple[Images, Images | None]:
-    """Hold `count` images out of the training images, for validation."""
-    pixels, labels = train
-    if not 0 <= count < len(labels):
-        raise UserError(f"cannot hold {count} of {len(labels)} training images out for validation; give fewer")
-    if not count:
-        return train, None
-    held, rest = hold_out(labels, count, "validation")
-    return (pixels[rest], labels[rest]), (pixels[held], labels[held])
-
-
-def _single(images: Images, name: str) -> Split:
-    return ImageSplit(*images)
+    return ImageSplit(pixels, labels) if labels.ndim == 1 else MultiLabelSplit(pixels, labels)
 
 
 def _data_set(
-    request: Request,
+    config: DataConfig,
     classes: tuple[str, ...],
-    train: Images,
-    test: Images,
+    images: Mapping[str, Images],
     *,
-    make_split: Callable[[Images, str], Split] = _single,
-    mean: tuple[float, ...] = (0.0,),
-    std: tuple[float, ...] = (1.0,),
+    make_split: Callable[[Images, str], Split] = _plain_split,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    files: FileReport | None = None,
 ) -> DataSet:
-    """All three splits, the validation images taken from the training images; grey images stay as they are."""
-    train, validation = _divided(train, request.validation)
+    """All three splits, the validation images taken from the training images unless they are there already.
+
+    Without ``mean`` and ``std``, grey images stay as they are and colours are brought to [-1, 1].
+    """
+    divided = _with_validation(images, config.validation)
+    channels = divided["train"][0].shape[1]
+    splits = {name: make_split(part, name) for name, part in divided.items()}
     return DataSet(
-        name=request.name,
+        name=config.name,
         classes=classes,
-        train=make_split(train, "train"),
-        validation=make_split(validation, "validation") if validation else None,
-        test=make_split(test, "test"),
-        mean=mean,
-        std=std,
+        train=splits["train"],
+        validation=splits.get("validation"),
+        test=splits["test"],
+        mean=mean or ((0.0,) if channels == 1 else (0.5,) * channels),
+        std=std or ((1.0,) if channels == 1 else (0.5,) * channels),
+        files=files,
     )
 
 
-def _read_mnist(request: Request) -> tuple[Images, Images]:
-    folder = _files(request)
-
-    def read(part: str) -> Images:
-        pixels = readers.read_idx(folder / f"{part}-images-idx3-ubyte")[:, None]
-        return pixels, readers.read_idx(folder / f"{part}-labels-idx1-ubyte").long()
-
-    return read("train"), read("t10k")
-
-
-def _files(request: Request) -> Path:
-    if request.download:
-        return fetch.fetch(request.name, cache=request.cache)
-    for file, ok, problem in fetch.verify(request.name, request.cache):
-        if not ok:
-            raise UserError(f"{request.name}: {file} {problem}; run: torchcaps data fetch {request.name}")
-    return fetch.cache_root(request.cache) / fetch.source_of(request.name)[0]
+def _with_validation(images: Mapping[str, Images], count: int) -> Mapping[str, Images]:
+    """Hold ``count`` images out of the training images, for validation."""
+    if not count:
+        return images
+    if "validation" in images:
+        raise SettingError("validation", "must be 0: this data set brings its own validation images")
+    pixels, labels = images["train"]
+    if count >= len(labels):
+        raise UserError(f"cannot hold {count} of {len(labels)} training images out for validation; give fewer")
+    held, rest = hold_out(labels, count, "validation")
+    return {**images, "train": (pixels[rest], labels[rest]), "validation": (pixels[held], labels[held])}

@@ -1,138 +1,160 @@
-"""From files to tensors of bytes: IDX (MNIST), the CIFAR-10 binary layout, and image files of any kind."""
+"""From files to tensors of bytes: IDX (MNIST), the binary layout of CIFAR-10, arrays of NumPy, and many images at once.
 
+Sizes are checked before anything is read into memory. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.errors import UserError
+from torchcaps.data.files import BadFile, open_regular, read_bytes, shown
+from torchcaps.data.images import MAX_BYTES, Decoded, ImageFacts, ImageShape, decode
 
-IMAGE_ENDINGS = (
-    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif"),
-    *(".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm"),
-)
-FITS = ("stretch", "pad", "crop")
+Images = tuple[Tensor, Tensor]
+"""Pixels (N, C, H, W) uint8; labels (N,) int64, or presence (N, J) bool if images may show several classes."""
+
+MAX_BINARY_BYTES = 1 << 30
+MAX_ARRAY_BYTES = 2 << 30
+_CIFAR_RECORD = 3073
 
 
 def read_idx(path: Path) -> Tensor:
-    """An IDX file of bytes: two zeros, the type (8), the number of axes, the axes, the content."""
-    content = bytearray(path.read_bytes())
-    axes = content[3] if content[:3] == b"\0\0\x08" else 0
-    shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
+    """An IDX file of bytes: two zeros, the type (8), the number of axes, the axes, the content.
+
+    Returns:
+        uint8 of the shape that the file states.
+    """
+    content = read_bytes(path, MAX_BINARY_BYTES)
+    axes = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
+    shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
     start = 4 + 4 * axes
-    if not axes or len(content) != start + int(np.prod(shape)):
-        raise UserError(f"{path} is not an IDX file of bytes")
+    if not axes or len(content) != start + math.prod(shape) or 0 in shape:
+        raise BadFile(shown(path), "is not an IDX file of bytes")
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).view(shape)
 
 
-def read_cifar(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
+def read_idx_images(images: Path, labels: Path, *, image_shape: ImageShape, classes: int) -> Images:
+    """Images and labels from two IDX files that belong together.
+
+    Args:
+        images, labels: the files.
+        image_shape: (1, H, W) that the images must have.
+        classes: labels must be below this number.
+    """
+    pixels, numbers = read_idx(images), read_idx(labels)
+    if pixels.shape[1:] != image_shape[1:]:
+        shape = " x ".join(map(str, pixels.shape[1:]))
+        raise BadFile(shown(images), f"holds images of {shape or 'no'} pixels, not {image_shape[1]} x {image_shape[2]}")
+    if numbers.ndim != 1 or len(numbers) != len(pixels):
+        raise BadFile(shown(labels), f"has {len(numbers):,} labels for {len(pixels):,} images")
+    _check_labels(labels, numbers, classes)
+    return pixels[:, None], numbers.long()
+
+
+def read_cifar(paths: Sequence[Path]) -> Images:
     """CIFAR-10 binary files: pixels (N, 3, 32, 32) and labels (N,)."""
-    content = bytearray().join(path.read_bytes() for path in paths)
-    records = torch.frombuffer(content, dtype=torch.uint8).view(-1, 3073)
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
+    pixels, labels = [], []
+    for path in paths:
+        content = read_bytes(path, MAX_BINARY_BYTES)
+        if not content or len(content) % _CIFAR_RECORD:
+            raise BadFile(shown(path), f"is not a CIFAR-10 file: its records have {_CIFAR_RECORD} bytes each")
+        records = torch.frombuffer(content, dtype=torch.uint8).view(-1, _CIFAR_RECORD)
+        _check_labels(path, records[:, 0], 10)
+        labels.append(records[:, 0].long())
+        pixels.append(records[:, 1:].reshape(-1, 3, 32, 32))
+    return torch.cat(pixels), torch.cat(labels)
 
 
-def read_image(path: Path, *, image_shape: tuple[int, int, int], fit: str = "stretch") -> Tensor:
-    """An image file of any size and mode as (C, H, W) uint8, grey if C is 1, else red, green and blue.
+def _check_labels(path: Path, labels: Tensor, classes: int) -> None:
+    if int(labels.max()) >= classes:
+        raise BadFile(shown(path), f"has a label {int(labels.max())}, but there are {classes} classes from 0")
 
-    fit: "stretch" changes the proportions, "pad" adds black bars, "crop" cuts off what is too much.
+
+def read_arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
+    """Arrays of numbers or texts from a file that ``numpy.savez`` wrote.
+
+    Args:
+        path: the ``.npz`` file.
+        names: of the arrays; all must be there.
     """
-    channels, height, width = image_shape
-    if fit not in FITS:
-        raise UserError(f"unknown fit '{fit}'; valid ones are: {', '.join(FITS)}")
-    try:
-        with Image.open(path) as file:
-            image = _plain(file).convert("L" if channels == 1 else "RGB")
-        image = _fitted(image, (width, height), fit)
-    except Image.DecompressionBombError as error:
-        raise UserError(f"{path} is too large to be read safely ({error}); make it smaller") from error
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow raises for damaged files
-        raise UserError(f"{path} is not an image that can be read ({_first_line(error)})") from error
-    pixels = torch.from_numpy(np.array(image))
-    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+    with open_regular(path) as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                members = {entry.filename: entry for entry in archive.infolist()}
+                if missing := [name for name in names if f"{name}.npy" not in members]:
+                    there = ", ".join(shown(member.removesuffix(".npy")) for member in members) or "nothing"
+                    raise BadFile(shown(path), f"has no array {', '.join(missing)}; it holds {there[:200]}")
+                return [_read_array(path, archive, members[f"{name}.npy"]) for name in names]
+        except BadFile:
+            raise
+        except Exception as error:  # damaged archives raise nearly anything
+            reason = shown(str(error).split("\n")[0][:200]) or type(error).__name__
+            raise BadFile(shown(path), f"is not an .npz file that can be read ({reason})") from error
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """The image as L or RGB: upright, 8 bits, white where it was transparent."""
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):  # 16 bits; Pillow's own conversion would clip instead of scaling
-        return Image.fromarray((np.asarray(upright).clip(0, 65535) >> 8).astype(np.uint8))
-    if upright.mode == "F":
-        values = np.asarray(upright)
-        return Image.fromarray((values * (255 if values.max() <= 1 else 1)).clip(0, 255).astype(np.uint8))
-    if upright.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in upright.info:
-        alpha = upright.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", alpha.size, "white"), alpha).convert("RGB")
-    return upright if upright.mode == "L" else upright.convert("RGB")
+def _read_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array whose size is known from its header before its content is read; objects are refused."""
+    name = member.filename.removesuffix(".npy")
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read_header is None:
+            raise ValueError(f"{name} has the unknown version {version}")
+        shape, by_columns, kind = read_header(stream)
+        if kind.hasobject or kind.kind not in "biufU":
+            raise BadFile(shown(path), f"holds something else than numbers or texts in {name}")
+        size = math.prod(shape) * kind.itemsize
+        if size > MAX_ARRAY_BYTES or min(shape, default=0) < 0:
+            raise BadFile(shown(path), f"is too large: {name} has {size:,} bytes, the limit is {MAX_ARRAY_BYTES:,}")
+        content = bytearray(stream.read(size + 1))
+    if len(content) != size:
+        raise ValueError(f"{name} is shorter or longer than it says")
+    return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if by_columns else "C")
 
 
-def _fitted(image: Image.Image, size: tuple[int, int], fit: str) -> Image.Image:
-    smooth = Image.Resampling.BICUBIC
-    if fit == "crop":
-        return ImageOps.fit(image, size, smooth)
-    if fit == "stretch":
-        return image.resize(size, smooth)
-    ratio = min(size[0] / image.width, size[1] / image.height)
-    inner = max(1, round(image.width * ratio)), max(1, round(image.height * ratio))
-    canvas = Image.new(image.mode, size)
-    canvas.paste(image.resize(inner, smooth), ((size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2))
-    return canvas
+class ReadImages(NamedTuple):
+    """Many image files, read."""
+
+    pixels: Tensor
+    """(N, C, H, W) uint8; what could not be read is missing."""
+    readable: list[int]
+    """Which of the files asked for the N images are."""
+    facts: list[ImageFacts]
+    """What the headers of the N files say."""
+    bad: list[BadFile]
+    """What could not be read."""
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def read_images(paths: Sequence[Path], *, image_shape: ImageShape, fit: str) -> ReadImages:
+    """Read image files in parallel and go on past bad ones; otherwise as :func:`~torchcaps.data.images.read_image`."""
 
+    def read(path: Path) -> Decoded | BadFile:
+        try:
+            return decode(read_bytes(path, MAX_BYTES), name=shown(path), image_shape=image_shape, fit=fit)
+        except BadFile as error:
+            return error
 
-def class_names(folder: Path) -> tuple[str, ...]:
-    """The sub-folders of a folder, each the images of one class, in sorted order."""
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"the image folder {folder} {what}")
-    names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not _hidden(path.name)))
-    if not names:
-        found = "holds only files" if any(folder.iterdir()) else "is empty"
-        raise UserError(f"the image folder {folder} {found}; put the images of each class in their own sub-folder")
-    if len(names) == 1:
-        raise UserError(f"the image folder {folder} has only the class '{names[0]}'; at least 2 are needed")
-    return names
-
-
-def read_folder(
-    folder: Path, classes: Sequence[str], *, image_size: int, channels: int | None, fit: str
-) -> tuple[Tensor, Tensor]:
-    """The images of a folder with a sub-folder per class: pixels (N, C, H, W) and labels (N,).
-
-    Without a wish for `channels` there are 3 if any image has colour, else 1.
-    """
-    files = [_images_in(folder / name) for name in classes]
-    paths = [path for group in files for path in group]
-    labels = torch.tensor([label for label, group in enumerate(files) for _ in group])
-    shape = (channels or 3, image_size, image_size)
+    pixels = torch.empty(len(paths), *image_shape, dtype=torch.uint8)
+    result = ReadImages(pixels, [], [], [])
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter's lock
-        images = list(pool.map(lambda path: read_image(path, image_shape=shape, fit=fit), paths))
-    pixels = torch.stack(images)
-    if channels is None and bool((pixels == pixels[:, :1]).all()):
-        pixels = pixels[:, :1].contiguous()
-    return pixels, labels
-
-
-def _images_in(folder: Path) -> list[Path]:
-    inside = [path for path in sorted(folder.iterdir()) if not _hidden(path.name)]
-    images = [path for path in inside if path.suffix.lower() in IMAGE_ENDINGS and path.is_file()]
-    if not images:
-        found = f"only things like {inside[0].name}" if inside else "nothing"
-        raise UserError(
-            f"the class folder {folder} has no images (found {found}); "
-            f"add some with one of the endings {' '.join(IMAGE_ENDINGS)}, or remove the folder"
-        )
-    return images
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(".")
+        for number, outcome in enumerate(pool.map(read, paths)):
+            if isinstance(outcome, BadFile):
+                result.bad.append(outcome)
+            else:
+                pixels[len(result.readable)] = outcome.pixels
+                result.readable.append(number)
+                result.facts.append(outcome.facts)
+    return result._replace(pixels=pixels[: len(result.readable)])

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
 from torchcaps.functional import Capsules
-from torchcaps.routing import LinearVotes, Routing, SharedRouting, UniformRouting, Votes
+from torchcaps.routing.base import Routing, SharedRouting
+from torchcaps.routing.discriminative import L2Routing
+from torchcaps.routing.uniform import UniformRouting
+from torchcaps.routing.votes import LinearVotes
 
 
 class CapsuleLayer(nn.Module):
-    """The weights W_ij between two layers of capsules, and the routing that combines the votes they give."""
+    """The weights W_ij between two layers of capsules, and the routing that combines the votes they give.
 
-    make_votes: ClassVar[Callable[[Tensor, Tensor], Votes]] = LinearVotes
-    """From poses and weights to votes; benchmarks put the dense form here to compare with."""
+    Args:
+        inputs: number of input capsules, I.
+        input_size: components of their poses, D.
+        outputs: number of output capsules, J.
+        output_size: components of their poses, E.
+        routing: an object, by default :class:`torchcaps.L2Routing`.
+        weight_std: standard deviation of the weights' start values, by default the routing's.
+
+    >>> layer = CapsuleLayer(1152, 8, 10, 16)
+    >>> layer(torch.rand(2, 1152, 8)).activations.shape
+    torch.Size([2, 10])
+    """
 
     def __init__(
         self,
@@ -24,19 +34,30 @@ class CapsuleLayer(nn.Module):
         input_size: int,
         outputs: int,
         output_size: int,
-        routing: Routing,
+        routing: Routing | None = None,
         *,
         weight_std: float | None = None,
     ) -> None:
         super().__init__()
-        std = routing.weight_std if weight_std is None else weight_std
+        routing = L2Routing() if routing is None else routing
+        std = routing.start_std(inputs * input_size) if weight_std is None else weight_std
         self.weight = nn.Parameter(std * torch.randn(inputs, input_size, outputs, output_size))  # (I, D, J, E)
         self.routing = routing
         routing.connect(inputs, outputs, output_size)
 
-    def forward(self, poses: Tensor, activations: Tensor) -> Capsules:
-        """(B, I, D), (B, I) -> capsules (B, J, E)."""
-        routed: Capsules = self.routing(type(self).make_votes(poses, self.weight), activations)
+    def forward(self, poses: Tensor, activations: Tensor | None = None) -> Capsules:
+        """Route input capsules.
+
+        Args:
+            poses: of the input capsules, (B, I, D).
+            activations: of the input capsules, (B, I); by default the lengths of their poses.
+
+        Returns:
+            the output capsules: poses (B, J, E), activations (B, J), totals (B, J, E)
+        """
+        if activations is None:
+            activations = torch.linalg.vector_norm(poses, dim=-1)
+        routed: Capsules = self.routing(LinearVotes(poses, self.weight), activations)
         return routed
 
     @torch.no_grad()

@@ -6,13 +6,24 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
-from torchcaps.functional import multi_hot
+from torchcaps.functional import presence
 
 
 class Decoder(nn.Module):
-    """Fully connected layers that draw an image from one class capsule, all others set to zero."""
+    """Fully connected layers that draw an image from one class capsule, all others set to zero.
+
+    Args:
+        classes: number of class capsules.
+        size: components of a class capsule.
+        image_shape: (C, H, W) of what is drawn.
+        hidden: widths of the layers in between.
+
+    >>> Decoder(10, 16, (1, 28, 28))(torch.rand(2, 10, 16), torch.tensor([[3], [5]])).shape
+    torch.Size([2, 1, 1, 28, 28])
+    """
 
     def __init__(
         self, classes: int, size: int, image_shape: tuple[int, int, int], hidden: Sequence[int] = (512, 1024)
@@ -26,10 +37,19 @@ class Decoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(image_shape)), nn.Sigmoid())
 
     def forward(self, poses: Tensor, labels: Tensor) -> Tensor:
-        """Poses (B, J, E) and the classes to draw (B, K) -> images (B, K, C, H, W)."""
+        """Draw images.
+
+        Args:
+            poses: of the class capsules, (B, J, E).
+            labels: the classes to draw, (B,) or (B, K); an entry of -1 draws nothing in particular.
+
+        Returns:
+            (B, K, C, H, W)
+        """
         B, J, _ = poses.shape
+        labels = labels.view(B, -1)
         K = labels.shape[1]
-        masks = multi_hot(labels.reshape(B * K, 1), J).view(B, K, J, 1)
+        masks = presence(labels.reshape(B * K), J).view(B, K, J, 1)
         masked = masks * poses[:, None]  # (B, K, J, E)
         images: Tensor = self.layers(masked.flatten(2))
         return images.view(B, K, *self.image_shape)

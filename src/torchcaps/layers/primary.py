@@ -1,34 +1,112 @@
-"""From feature maps to the first capsules."""
+"""From images or feature maps to the first capsules."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
 from torchcaps.functional import Capsules, capsules_from_totals
-from torchcaps.ops import strided_conv2d, taps_first
+from torchcaps.ops import TransformedKernel, conv_pair, strided_conv2d, taps_first, transform_kernel
+
+
+def _group(places: Tensor, size: int) -> Capsules:
+    """Channels-last feature maps (B, H, W, types * size) -> capsules (B, H * W * types, size)."""
+    return capsules_from_totals(places.reshape(places.shape[0], -1, size))
 
 
 class PrimaryCapsules(nn.Module):
     """A strided convolution whose channels, at each place of the map, are grouped into capsules.
 
     A capsule's components are ``size`` neighbouring channels at one place, and the capsules of one place
-    are neighbours: capsule ``i`` of a ``capsules``-type map of width ``w`` is type ``i % capsules`` at row
-    ``i // capsules // w``, column ``i // capsules % w``.
+    are neighbours: capsule ``i`` of a map of width ``w`` with ``types`` types is type ``i % types`` at row
+    ``i // types // w``, column ``i // types % w``.
+
+    Args:
+        channels: of the feature maps.
+        types: of capsules at each place.
+        size: components of a capsule.
+        kernel, stride: of the convolution.
+
+    >>> PrimaryCapsules(64, 32, 8, kernel=3, stride=1)(torch.rand(2, 64, 6, 6)).poses.shape
+    torch.Size([2, 512, 8])
     """
 
-    def __init__(self, channels: int, capsules: int, size: int, *, kernel: int = 9, stride: int = 2) -> None:
+    def __init__(self, channels: int, types: int = 32, size: int = 8, *, kernel: int = 9, stride: int = 2) -> None:
         super().__init__()
+        self.types = types
         self.size = size
         self.stride = stride
-        self.conv = nn.Conv2d(channels, capsules * size, kernel, stride)
-        self.conv.weight = nn.Parameter(taps_first(self.conv.weight))  # the memory order that the fast path works in
+        self.conv = nn.Conv2d(channels, types * size, kernel, stride)
 
     def forward(self, features: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
         maps = strided_conv2d(features, self.conv.weight, self.conv.bias, stride=self.stride)
         # Channels last before grouping, or a capsule would be made of neighbouring places of one channel.
-        return self.group(maps.permute(0, 2, 3, 1))
+        return _group(maps.permute(0, 2, 3, 1), self.size)
 
-    def group(self, places: Tensor) -> Capsules:
-        """Channels-last convolution outputs (B, H', W', types * size) -> capsules (B, H' * W' * types, size)."""
-        return capsules_from_totals(places.reshape(places.shape[0], -1, self.size))
+
+class ImageCapsules(nn.Module):
+    """The front of the paper's network: convolution, (leaky) ReLU, strided convolution, capsules as in
+    :class:`PrimaryCapsules`. Both convolutions in one piece are many times as fast as one after the other.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        channels: of the first convolution.
+        types: of capsules at each place.
+        size: components of a capsule.
+        kernel: side of both kernels.
+        padding: "valid" as in the paper, or "same", which pads both convolutions by half a kernel.
+        negative_slope: of the leaky ReLU; 0 is ReLU.
+
+    >>> ImageCapsules((1, 28, 28))(torch.rand(2, 1, 28, 28)).poses.shape
+    torch.Size([2, 1152, 8])
+    """
+
+    STRIDE = 2
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        channels: int = 256,
+        types: int = 32,
+        size: int = 8,
+        *,
+        kernel: int = 9,
+        padding: Literal["valid", "same"] = "valid",
+        negative_slope: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.negative_slope = negative_slope
+        self.padding = kernel // 2 if padding == "same" else 0
+        image_channels, *sides = image_shape
+        self.first = nn.Conv2d(image_channels, channels, kernel, padding=self.padding)
+        self.second = nn.Conv2d(channels, types * size, kernel, self.STRIDE, padding=self.padding)
+        self.second.weight = nn.Parameter(taps_first(self.second.weight))
+        grow = 2 * self.padding - kernel
+        rows, columns = ((side + grow + 1 + grow) // self.STRIDE + 1 for side in sides)
+        if min(rows, columns) < 1:
+            raise ValueError(f"images of {sides[0]}x{sides[1]} are too small for two {kernel}x{kernel} convolutions")
+        self.map_shape = (rows, columns, types)
+        self._transformed: TransformedKernel | None = None
+
+    def forward(self, images: Tensor) -> Capsules:
+        """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
+        places = conv_pair(
+            images,
+            self.first.weight,
+            self.first.bias,
+            self.second.weight,
+            self.second.bias,
+            stride=self.STRIDE,
+            negative_slope=self.negative_slope,
+            kernel=self._transformed,
+        )  # (B, H', W', types * size)
+        return _group(places, self.size)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Transform the second convolution's kernels once, for inference with weights that stay as they are."""
+        self._transformed = transform_kernel(self.second.weight, stride=self.STRIDE, size=self.map_shape[:2])

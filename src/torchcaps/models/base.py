@@ -5,16 +5,24 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from torch.nn import functional as F
 
 from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, margin_loss
-from torchcaps.layers import CapsuleLayer, Decoder
-from torchcaps.routing import DiscriminativeRouting
+from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.layers.decoder import Decoder
+from torchcaps.models.config import ModelConfig, TaskConfig
+from torchcaps.routing.config import RoutingConfig
+from torchcaps.storage import write_tensors
+
+PRESENT_FROM = 0.5
+"""Length from which a class counts as shown where images may show any number of them."""
 
 
 class Output(NamedTuple):
@@ -26,24 +34,44 @@ class Output(NamedTuple):
     """(B, K, C, H, W) one image for each class asked for, when labels were given and there is a decoder."""
 
 
+class Prediction(NamedTuple):
+    """What a network says about a batch of images."""
+
+    labels: Tensor
+    """(B, K) numbers of the classes found, surest first; -1 where fewer than K were found."""
+    lengths: Tensor
+    """(B, J) how sure it is of every class, from 0 to 1."""
+
+
 class Network(nn.Module, ABC):
     """Images in [0, 1] -> primary capsules -> class capsules, and back to images if there is a decoder."""
 
     evaluation_batch: int = 500
     """Images to classify at a time."""
+    config: ModelConfig
+    """What it is built from."""
     decoder: Decoder | None
     map_shape: tuple[int, int, int]
     """(rows, columns, types) of the primary capsules, in the order of their numbering."""
     mean: Tensor
     std: Tensor
 
-    def __init__(self, classes: int, *, present: int, mean: Sequence[float], std: Sequence[float]) -> None:
-        """``present`` is how many classes an image shows; ``mean`` and ``std`` normalise each channel."""
+    def __init__(self, config: ModelConfig, task: TaskConfig) -> None:
         super().__init__()
-        self.classes = classes
-        self.present = present
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self.config = config
+        self.task = task
+        self.register_buffer("mean", torch.tensor(task.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(task.std).view(-1, 1, 1), persistent=False)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the class capsules."""
+        return self.task.classes
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images it takes."""
+        return self.task.image_shape
 
     def normalised(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std
@@ -57,40 +85,78 @@ class Network(nn.Module, ABC):
         """Primary capsules (B, I, D) -> class capsules (B, J, E)."""
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Output:
-        """Images (B, C, H, W) and, to have them reconstructed, the classes (B, K) to draw."""
+        """Classify images and, if there is a decoder, draw them again.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+            labels: the classes to draw, (B,) or (B, K); without them nothing is drawn.
+        """
         capsules = self.route(self.primary_capsules(images))
         reconstructions = None
         if self.decoder is not None and labels is not None:
             reconstructions = self.decoder(capsules.poses, labels)
         return Output(capsules, reconstructions)
 
-    def loss(self, capsules: Capsules, present: Tensor, progress: float) -> Tensor:
-        """What training descends for the class capsules, given the classes present (B, J).
+    def loss(self, capsules: Capsules, labels: Tensor, progress: float = 1.0) -> Tensor:
+        """What training descends for the class capsules.
 
-        ``progress`` is how far training has come, from 0 to 1.
+        Args:
+            capsules: of a forward pass.
+            labels: class numbers (B,) or (B, K), or presence (B, J).
+            progress: how far training has come, from 0 to 1.
         """
-        return margin_loss(at_least_float32(capsules.activations), present)
+        return margin_loss(at_least_float32(capsules.activations), labels)
 
-    def predict(self, capsules: Capsules) -> Tensor:
-        """The classes (B, K) with the longest capsules, longest first."""
-        return capsules.activations.topk(self.present, dim=1).indices
+    def found(self, capsules: Capsules) -> Tensor:
+        """The classes (B, K) with the longest capsules, longest first; -1 where fewer than K are shown."""
+        if self.task.labels_per_image:
+            return capsules.activations.topk(self.task.labels_per_image, dim=1).indices
+        lengths, order = capsules.activations.sort(dim=1, descending=True)
+        return torch.where(lengths > PRESENT_FROM, order, -1)
+
+    def prepare(self, images: Tensor | np.ndarray) -> Tensor:
+        """Images of any size, grey or colour, as this network wants them.
+
+        Args:
+            images: one or several, bytes or numbers in [0, 1]; (H, W), (H, W, C), (C, H, W), or a batch of these.
+
+        Returns:
+            (B, C, H, W)
+        """
+        return prepared(images, self.task).to(self.mean.device)
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Prediction:
+        """Classify images (B, C, H, W) in [0, 1], a few at a time, in evaluation mode."""
+        was_training = self.training
+        self.eval()
+        try:
+            parts = [self.forward(part).capsules for part in images.split(self.evaluation_batch)]
+        finally:
+            self.train(was_training)
+        found = torch.cat([self.found(capsules) for capsules in parts])
+        return Prediction(found, torch.cat([capsules.activations for capsules in parts]).float())
 
     def reconstruct(self, capsules: Capsules) -> Tensor:
-        """Draw the predicted classes: (B, K, C, H, W)."""
+        """Draw the classes found: (B, K, C, H, W)."""
         if self.decoder is None:
             raise UserError("This network was trained without reconstruction: it has no decoder.")
-        images: Tensor = self.decoder(capsules.poses, self.predict(capsules))
+        images: Tensor = self.decoder(capsules.poses, self.found(capsules))
         return images
 
-    def ascending(self) -> list[DiscriminativeRouting]:
-        """The routings whose coefficients ascend ``r`` instead of descending the loss."""
-        return [module for module in self.modules() if isinstance(module, DiscriminativeRouting)]
+    def numbers(self) -> int:
+        """How many numbers were learned: weights, biases and routing coefficients."""
+        return sum(tensor.numel() for tensor in self.state_dict().values())
 
     def matrices(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
-        """The weights that are large matrices, with the axes that count as their rows."""
-        convolutions = [(module.weight, (0,)) for module in self.modules() if isinstance(module, nn.Conv2d)]
-        layers = [(module.weight, (2, 3)) for module in self.modules() if isinstance(module, CapsuleLayer)]
-        return [*convolutions, *layers]
+        """The weights that are large matrices, with the axes that count as their rows, for :class:`torchcaps.Muon`."""
+        found: list[tuple[nn.Parameter, tuple[int, ...]]] = []
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                found.append((module.weight, (0,)))  # type: ignore[arg-type]
+            elif isinstance(module, CapsuleLayer):
+                found.append((module.weight, (2, 3)))
+        return found
 
     def copy_with(self, state: Mapping[str, Tensor]) -> Self:
         """A copy with these weights, named as in :meth:`state_dict`."""
@@ -102,17 +168,102 @@ class Network(nn.Module, ABC):
         """A copy for inference, with shared coefficients multiplied into the weights; later changes do not reach it."""
         network = copy.deepcopy(self).eval().requires_grad_(False)
         for module in network.modules():
-            if isinstance(module, CapsuleLayer):
-                module.fold()
+            fold = getattr(module, "fold", None)
+            if fold is not None:
+                fold()
         return network
 
+    def routing_config(self) -> RoutingConfig:
+        """Name and settings of the routing; those of the default where the network has none to choose."""
+        return RoutingConfig()
 
-def check_image_size(image_shape: tuple[int, int, int], kernel: int) -> None:
-    """Refuse images that two convolutions with this kernel leave nothing of."""
-    _, height, width = image_shape
-    smallest = 2 * kernel - 1
-    if min(height, width) < smallest:
-        raise UserError(
-            f"Images of {height}x{width} are too small for two {kernel}x{kernel} convolutions: "
-            f"the smallest size is {smallest}x{smallest}. Enlarge them, or choose a smaller kernel."
-        )
+    def save(self, path: Path | str) -> None:
+        """Write weights and description to one file, for :func:`torchcaps.load`."""
+        description = {
+            "model": self.config.to_mapping(),
+            "task": self.task.to_mapping(),
+            "routing": self.routing_config().to_mapping(),
+        }
+        write_tensors(Path(path), self.state_dict(), {"network": description})
+
+
+def as_task(
+    image_shape: Sequence[int],
+    classes: int | Sequence[str],
+    labels_per_image: int = 1,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+) -> TaskConfig:
+    """A task from what a constructor is given; numbered classes are named "0", "1", …"""
+    names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    return TaskConfig(
+        image_shape=tuple(image_shape),
+        classes=names,
+        labels_per_image=labels_per_image,
+        mean=tuple(mean),
+        std=tuple(std),
+    )
+
+
+def prepared(images: Tensor | np.ndarray, task: TaskConfig) -> Tensor:
+    """Images of any size as the network of this task wants them; see :meth:`Network.prepare`."""
+    tensor = torch.as_tensor(images)
+    if tensor.dtype == torch.uint8:
+        tensor = tensor.float() / 255
+    if not tensor.is_floating_point():
+        raise ValueError(f"images must be bytes, or floating-point numbers in [0, 1], not {tensor.dtype}")
+    channels, height, width = task.source_shape or task.image_shape
+    batch = _channels_first(tensor.float(), channels)
+    if batch.shape[2:] != (height, width):
+        batch = _fitted(batch, (height, width), task.fit)
+    _, rows, columns = task.image_shape
+    top, left = (height - rows) // 2, (width - columns) // 2
+    batch = batch[:, :, top : top + rows, left : left + columns]
+    if task.standardise:
+        batch = standardised(batch)
+    return batch.contiguous()
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Each image (C, H, W) of a batch at mean 0 and standard deviation 1; one of a single colour becomes zeros."""
+    flat = images.flatten(1)
+    deviation = flat.std(1, correction=0).clamp_min(flat.shape[1] ** -0.5)
+    return (images - flat.mean(1).view(-1, 1, 1, 1)) / deviation.view(-1, 1, 1, 1)
+
+
+def _channels_first(images: Tensor, channels: int) -> Tensor:
+    """(H, W), (B, H, W), channels first or last, with or without a batch -> (B, C, H, W)."""
+    shape = tuple(images.shape)
+    if images.ndim == 2:
+        images = images[None, None]
+    elif images.ndim == 3:
+        if shape[0] in (1, 3):
+            images = images[None]
+        elif shape[2] in (1, 3):
+            images = images.permute(2, 0, 1)[None]
+        else:
+            images = images[:, None]
+    elif images.ndim == 4 and shape[1] not in (1, 3):
+        images = images.permute(0, 3, 1, 2)
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"images of shape {shape} are neither grey nor colour")
+    if images.shape[1] == channels:
+        return images
+    if channels == 1:
+        weights = images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)  # the usual grey of red, green and blue
+        return (images * weights).sum(1, keepdim=True)
+    return images.expand(-1, channels, -1, -1)
+
+
+def _fitted(images: Tensor, size: tuple[int, int], fit: str) -> Tensor:
+    """Images (B, C, H, W) at another size: stretched, padded with black, or cropped at the centre."""
+    ratios = [wanted / given for wanted, given in zip(size, images.shape[2:])]
+    if fit == "stretch":
+        scaled = list(size)
+    else:
+        ratio = min(ratios) if fit == "pad" else max(ratios)
+        scaled = [max(1, round(given * ratio)) for given in images.shape[2:]]
+    images = F.interpolate(images, scaled, mode="bicubic", antialias=True).clamp(0, 1)
+    margins = [wanted - given for wanted, given in zip(size, scaled)]  # negative where there is too much
+    top, left = margins[0] // 2, margins[1] // 2
+    return F.pad(images, (left, margins[1] - left, top, margins[0] - top))

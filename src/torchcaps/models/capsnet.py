@@ -1,101 +1,123 @@
-"""The capsule network of the paper: convolution, primary capsules, class capsules, decoder."""
+"""The capsule network of the paper: convolutions, primary capsules, class capsules, decoder."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import final
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from torchcaps.functional import Capsules
-from torchcaps.layers import CapsuleLayer, Decoder, PrimaryCapsules
-from torchcaps.models.base import Network, check_image_size
-from torchcaps.ops import TransformedKernel, conv_pair, transform_kernel
-from torchcaps.routing import Routing
+from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.layers.decoder import Decoder
+from torchcaps.layers.primary import ImageCapsules
+from torchcaps.models.base import Network, as_task
+from torchcaps.models.config import CapsNetConfig, TaskConfig
+from torchcaps.routing.base import Routing
+from torchcaps.routing.config import RoutingConfig
+from torchcaps.routing.discriminative import L2Routing
+from torchcaps.routing.registry import own_name
 
 
 @final
 class CapsuleNetwork(Network):
-    """images in [0, 1] -> convolution -> primary capsules -> capsule layers -> class capsules.
+    """Images in [0, 1] -> two convolutions -> primary capsules -> capsule layers -> class capsules.
 
-    ``routings`` has one routing for each capsule layer; ``hidden`` the number of capsules and their size for
-    each capsule layer between the primary and the class capsules (none in the paper's network).
-    ``kept_capsules`` are the numbers of the primary capsules that a pruned network still uses (all if not given).
-    ``present`` is how many classes an image shows.
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: how many, or their names.
+        routing: of all capsule layers, by default :class:`torchcaps.L2Routing`; or one for each of them.
+        labels_per_image: classes that every image shows; 0 for any number.
+        mean, std: of each channel, to normalise images with.
+        settings: sizes, by the names of :class:`torchcaps.models.config.CapsNetConfig`: ``layers`` (count and size of
+            capsule layers in between), ``conv_channels``, ``primary_capsules`` (types), ``primary_size``, ``class_size``,
+            ``kernel``, ``padding`` ("valid" or "same"), ``negative_slope``, ``weight_std``, ``reconstruction`` (whether
+            there is a decoder).
+
+    >>> network = CapsuleNetwork((1, 28, 28), classes=10)
+    >>> output = network(torch.rand(2, 1, 28, 28))
+    >>> output.capsules.activations.shape  # the length of each class capsule
+    torch.Size([2, 10])
     """
 
+    config: CapsNetConfig
     kept: Tensor | None
 
     def __init__(
         self,
-        image_shape: tuple[int, int, int],
-        classes: int,
-        routings: Sequence[Routing],
+        image_shape: Sequence[int],
+        classes: int | Sequence[str],
+        routing: Routing | Sequence[Routing] | None = None,
         *,
-        hidden: Sequence[tuple[int, int]] = (),
-        conv_channels: int = 256,
-        primary_capsules: int = 32,
-        primary_size: int = 8,
-        class_size: int = 16,
-        kernel: int = 9,
-        negative_slope: float = 0.0,
-        weight_std: float | None = None,
-        kept_capsules: Sequence[int] | None = None,
-        decoder: bool = True,
-        present: int = 1,
+        labels_per_image: int = 1,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
+        **settings: Any,
     ) -> None:
-        super().__init__(classes, present=present, mean=mean, std=std)
-        if len(routings) != len(hidden) + 1:
-            raise ValueError(f"{len(hidden) + 1} capsule layers need as many routings, not {len(routings)}")
-        check_image_size(image_shape, kernel)
-        channels, *sides = image_shape
-        self.negative_slope = negative_slope
+        config = CapsNetConfig.from_mapping(settings)
+        task = as_task(image_shape, classes, labels_per_image, mean, std)
+        self._build(config, task, routing)
 
-        self.conv = nn.Conv2d(channels, conv_channels, kernel)
-        self.primary = PrimaryCapsules(conv_channels, primary_capsules, primary_size, kernel=kernel)
-        rows, columns = ((side - kernel + 1 - kernel) // self.primary.stride + 1 for side in sides)
-        self.map_shape = (rows, columns, primary_capsules)
-        kept = None if kept_capsules is None else torch.tensor(kept_capsules)
-        self.register_buffer("kept", kept, persistent=False)
-        inputs = rows * columns * primary_capsules if kept is None else len(kept)
-        sizes = [(inputs, primary_size), *hidden, (classes, class_size)]
-        self.layers = nn.ModuleList(
-            CapsuleLayer(*below, *above, routing, weight_std=weight_std)
-            for below, above, routing in zip(sizes, sizes[1:], routings)
+    @classmethod
+    def from_config(
+        cls, config: CapsNetConfig, task: TaskConfig, routing: Routing | Sequence[Routing] | None = None
+    ) -> Self:
+        """The network that settings describe."""
+        network = cls.__new__(cls)
+        network._build(config, task, routing)
+        return network
+
+    def _build(self, config: CapsNetConfig, task: TaskConfig, routing: Routing | Sequence[Routing] | None) -> None:
+        super().__init__(config, task)
+        self.front = ImageCapsules(
+            task.image_shape,
+            config.conv_channels,
+            config.primary_capsules,
+            config.primary_size,
+            kernel=config.kernel,
+            padding=cast(Any, config.padding),
+            negative_slope=config.negative_slope,
         )
-        if any(routing.holds_votes for routing in routings):
+        self.map_shape = self.front.map_shape
+        rows, columns, types = self.map_shape
+        kept = None if config.kept_capsules is None else torch.tensor(config.kept_capsules)
+        self.register_buffer("kept", kept, persistent=False)
+        inputs = rows * columns * types if kept is None else len(kept)
+        classes = len(task.classes)
+        sizes = [(inputs, config.primary_size), *config.layers, (classes, config.class_size)]
+        routings = _one_each(routing, len(sizes) - 1)
+        self.layers = nn.ModuleList(
+            CapsuleLayer(*below, *above, layer_routing, weight_std=config.weight_std)
+            for below, above, layer_routing in zip(sizes, sizes[1:], routings)
+        )
+        if any(layer_routing.holds_votes for layer_routing in routings):
             self.evaluation_batch = 100
-        self.decoder = Decoder(classes, class_size, image_shape) if decoder else None
-        self._kernel: TransformedKernel | None = None
+        self.decoder = Decoder(classes, config.class_size, task.image_shape) if config.reconstruction else None
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> (B, I, D)."""
-        places = conv_pair(
-            self.normalised(images),
-            self.conv.weight,
-            self.conv.bias,
-            self.primary.conv.weight,
-            self.primary.conv.bias,
-            stride=self.primary.stride,
-            negative_slope=self.negative_slope,
-            kernel=self._kernel,
-        )  # (B, H', W', types * D)
-        return self.primary.group(places)
+        capsules: Capsules = self.front(self.normalised(images))
+        return capsules
 
     def route(self, capsules: Capsules) -> Capsules:
         """Primary capsules (B, I, D) -> class capsules (B, J, E)."""
         if self.kept is not None:
-            capsules = Capsules(*(each[:, self.kept] for each in capsules))
+            capsules = Capsules(*(tensor[:, self.kept] for tensor in capsules))
         for layer in self.layers:
             capsules = layer(capsules.poses, capsules.activations)
         return capsules
 
-    def folded(self) -> Self:
-        network = super().folded()
-        primary = network.primary
-        network._kernel = transform_kernel(primary.conv.weight, stride=primary.stride, size=self.map_shape[:2])
-        return network
+    def routing_config(self) -> RoutingConfig:
+        routing = cast(CapsuleLayer, self.layers[-1]).routing
+        return RoutingConfig(name=own_name(type(routing)), settings=routing.settings)
+
+
+def _one_each(routing: Routing | Sequence[Routing] | None, layers: int) -> list[Routing]:
+    if routing is None or isinstance(routing, Routing):
+        first = L2Routing() if routing is None else routing
+        return [*(copy.deepcopy(first) for _ in range(layers - 1)), first]
+    if len(routing) != layers:
+        raise ValueError(f"{layers} capsule layers need as many routings, not {len(routing)}")
+    return list(routing)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 
-from torchcaps.functional import Capsules, at_least_float32
-from torchcaps.layers import Decoder
-from torchcaps.models.base import Network, check_image_size
-from torchcaps.ops import conv_pair
+from torchcaps.functional import Capsules, at_least_float32, presence
+from torchcaps.layers.decoder import Decoder
+from torchcaps.layers.primary import ImageCapsules
+from torchcaps.models.base import Network, as_task
+from torchcaps.models.config import CnnConfig, TaskConfig
 
 
 @final
@@ -20,58 +21,71 @@ class ConvolutionalNetwork(Network):
     It has the same convolutions, as many hidden units as the class capsules have components, and nearly the same
     number of weights; no squash, no routing, and cross-entropy for its loss. The hidden units stand in for the
     class capsules' poses, so that it can be given the same decoder.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: how many, or their names.
+        labels_per_image: classes that every image shows; 0 for any number.
+        mean, std: of each channel, to normalise images with.
+        settings: sizes, by the names of :class:`torchcaps.models.config.CnnConfig`.
+
+    >>> ConvolutionalNetwork((1, 28, 28), 10).numbers()
+    8346746
     """
+
+    config: CnnConfig
 
     def __init__(
         self,
-        image_shape: tuple[int, int, int],
-        classes: int,
+        image_shape: Sequence[int],
+        classes: int | Sequence[str],
         *,
-        conv_channels: int = 256,
-        second_channels: int = 256,
-        class_size: int = 16,
-        kernel: int = 9,
-        negative_slope: float = 0.0,
-        decoder: bool = True,
-        present: int = 1,
+        labels_per_image: int = 1,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
+        **settings: Any,
     ) -> None:
-        super().__init__(classes, present=present, mean=mean, std=std)
-        check_image_size(image_shape, kernel)
-        channels, *sides = image_shape
-        self.negative_slope = negative_slope
-        self.class_size = class_size
-        self.conv1 = nn.Conv2d(channels, conv_channels, kernel)
-        self.conv2 = nn.Conv2d(conv_channels, second_channels, kernel, stride=2)
-        rows, columns = ((side - kernel + 1 - kernel) // 2 + 1 for side in sides)
-        self.map_shape = (rows, columns, 1)
-        self.hidden = nn.Linear(rows * columns * second_channels, classes * class_size)
-        self.scores = nn.Linear(classes * class_size, classes)
-        self.decoder = Decoder(classes, class_size, image_shape) if decoder else None
+        self._build(CnnConfig.from_mapping(settings), as_task(image_shape, classes, labels_per_image, mean, std))
+
+    @classmethod
+    def from_config(cls, config: CnnConfig, task: TaskConfig) -> Self:
+        """The network that settings describe."""
+        network = cls.__new__(cls)
+        network._build(config, task)
+        return network
+
+    def _build(self, config: CnnConfig, task: TaskConfig) -> None:
+        super().__init__(config, task)
+        # Its convolutions and their names are the capsule network's; one "capsule" holds all channels of a place.
+        self.front = ImageCapsules(
+            task.image_shape,
+            config.conv_channels,
+            types=1,
+            size=config.second_channels,
+            kernel=config.kernel,
+            negative_slope=config.negative_slope,
+        )
+        self.map_shape = self.front.map_shape
+        rows, columns, _ = self.map_shape
+        classes = len(task.classes)
+        self.hidden = nn.Linear(rows * columns * config.second_channels, classes * config.class_size)
+        self.scores = nn.Linear(classes * config.class_size, classes)
+        self.decoder = Decoder(classes, config.class_size, task.image_shape) if config.reconstruction else None
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """The features of each place as one capsule: (B, C, H, W) -> (B, H' * W', channels)."""
-        places = conv_pair(
-            self.normalised(images),
-            self.conv1.weight,
-            self.conv1.bias,
-            self.conv2.weight,
-            self.conv2.bias,
-            stride=2,
-            negative_slope=self.negative_slope,
-        )
-        features = places.relu().flatten(1, 2)
+        features = self.front(self.normalised(images)).totals.relu()  # before the squash
         return Capsules(features, features.amax(-1), features)
 
     def route(self, capsules: Capsules) -> Capsules:
         """Poses are the hidden units, activations the class probabilities, totals their scores (B, J, 1)."""
         hidden = self.hidden(capsules.poses.flatten(1)).relu()
         scores = at_least_float32(self.scores(hidden))
-        poses = hidden.view(-1, self.classes, self.class_size)
+        poses = hidden.view(-1, len(self.classes), self.config.class_size)
         return Capsules(poses, scores.softmax(1), scores[:, :, None])
 
-    def loss(self, capsules: Capsules, present: Tensor, progress: float) -> Tensor:
-        """Cross-entropy, with equal shares for several classes present."""
-        shares = present / present.sum(1, keepdim=True)
+    def loss(self, capsules: Capsules, labels: Tensor, progress: float = 1.0) -> Tensor:
+        """Cross-entropy, with equal shares for several classes shown."""
+        shown = presence(labels, len(self.classes))
+        shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
         return -(shares * capsules.totals[:, :, 0].log_softmax(1)).sum(1).mean()

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 
 from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, spread_loss, spread_margin
-from torchcaps.layers import Decoder
+from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.matrix import POSE, ClassMatrixCapsules, ConvMatrixCapsules, PrimaryMatrixCapsules
-from torchcaps.models.base import Network
+from torchcaps.models.base import Network, as_task
+from torchcaps.models.config import MatrixConfig, TaskConfig
 from torchcaps.routing.em import EMRouting
-
-SMALL_SIZES = (64, 8, 16, 16)
-"""A, B, C, D of the paper's small network."""
-LARGE_SIZES = (32, 32, 32, 32)
-"""A, B, C, D of the paper's best network."""
-
 
 @final
 class MatrixCapsuleNetwork(Network):
     """images in [0, 1] -> convolution -> primary -> two layers of convolutional -> class matrix capsules.
 
-    ``sizes`` are the paper's A, B, C and D: channels of the convolution, types of primary capsules, and types
-    of capsules of the two convolutional layers. ``present`` is how many classes an image shows.
-    Made for :func:`torchcaps.functional.spread_loss`.
+    Made for :func:`torchcaps.spread_loss`. The paper's small network has the sizes A, B, C, D = 64, 8, 16, 16 (the
+    default here), its best one 32, 32, 32, 32: channels of the convolution, types of primary capsules, and types of
+    capsules of the two convolutional layers.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: how many, or their names.
+        labels_per_image: classes that every image shows; 0 for any number.
+        mean, std: of each channel, to normalise images with.
+        settings: ``matrix_sizes`` (A, B, C, D), ``iterations``, ``reconstruction`` (whether there is a decoder).
 
     Differs from the paper: the cost of a capsule is relative, see :class:`torchcaps.routing.EMRouting`; a
     decoder as that of the vector capsules is possible. Start values and λ are not given there; with these, and
@@ -35,20 +37,30 @@ class MatrixCapsuleNetwork(Network):
 
     evaluation_batch = 64  # EM routing holds the votes of all of them
 
+    config: MatrixConfig
+
     def __init__(
         self,
-        image_shape: tuple[int, int, int],
-        classes: int,
+        image_shape: Sequence[int],
+        classes: int | Sequence[str],
         *,
-        sizes: tuple[int, int, int, int] = SMALL_SIZES,
-        iterations: int = 3,
-        decoder: bool = False,
-        present: int = 1,
+        labels_per_image: int = 1,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
+        **settings: Any,
     ) -> None:
-        super().__init__(classes, present=present, mean=mean, std=std)
-        channels, *sides = image_shape
+        self._build(MatrixConfig.from_mapping(settings), as_task(image_shape, classes, labels_per_image, mean, std))
+
+    @classmethod
+    def from_config(cls, config: MatrixConfig, task: TaskConfig) -> Self:
+        """The network that settings describe."""
+        network = cls.__new__(cls)
+        network._build(config, task)
+        return network
+
+    def _build(self, config: MatrixConfig, task: TaskConfig) -> None:
+        super().__init__(config, task)
+        channels, *sides = task.image_shape
         rows, columns = (_receptive_fields(side) for side in sides)
         if not (rows and columns):
             smallest = next(side for side in range(1, 100) if _receptive_fields(side))
@@ -58,21 +70,21 @@ class MatrixCapsuleNetwork(Network):
             )
 
         def routing() -> EMRouting:
-            return EMRouting(iterations=iterations, inverse_temperature=2.0, beta_u=1.5)
+            return EMRouting(iterations=config.iterations, inverse_temperature=2.0, beta_u=1.5)
 
-        A, B, C, D = sizes
+        A, B, C, D = config.matrix_sizes
         self.conv = nn.Conv2d(channels, A, 5, stride=2)
         self.primary = PrimaryMatrixCapsules(A, B)
         self.layers = nn.ModuleList(
             [
                 ConvMatrixCapsules(B, C, routing(), kernel=3, stride=2),
                 ConvMatrixCapsules(C, D, routing(), kernel=3, stride=1),
-                ClassMatrixCapsules(D, classes, routing(), rows=rows, columns=columns),
+                ClassMatrixCapsules(D, len(task.classes), routing(), rows=rows, columns=columns),
             ]
         )
         height, width = (_places(side, 5, 2) for side in sides)
         self.map_shape = (height, width, B)
-        self.decoder = Decoder(classes, POSE, image_shape) if decoder else None
+        self.decoder = Decoder(len(task.classes), POSE, task.image_shape) if config.reconstruction else None
 
     def primary_capsules(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> (B, I, 16)."""
@@ -89,9 +101,9 @@ class MatrixCapsuleNetwork(Network):
             capsules = layer(capsules)
         return capsules
 
-    def loss(self, capsules: Capsules, present: Tensor, progress: float) -> Tensor:
+    def loss(self, capsules: Capsules, labels: Tensor, progress: float = 1.0) -> Tensor:
         """The spread loss, its margin growing as training proceeds."""
-        return spread_loss(at_least_float32(capsules.activations), present, margin=spread_margin(progress))
+        return spread_loss(at_least_float32(capsules.activations), labels, margin=spread_margin(progress))
 
 
 def _places(side: int, kernel: int, stride: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -11,18 +12,37 @@ from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.routing.votes import Votes
 
 
+USUAL_FAN_IN = 9216
+"""Numbers that feed each class capsule of the paper's MNIST network: 1152 capsules of 8 components."""
+
+
 class Routing(nn.Module, ABC):
     """Turns votes for output capsules into output capsules.
 
-    A routing is an object made from its options alone and given to a capsule layer, which tells it the
-    sizes once by :meth:`connect`. ``docs/adding-a-routing.md`` shows how to write one.
+    A routing is an object made from its options alone, all of them keyword arguments, and given to a capsule layer,
+    which tells it the sizes once by :meth:`connect`. ``docs/adding-a-routing.md`` shows how to write one.
     """
 
     weight_std: ClassVar[float] = 0.01
-    """Standard deviation that starts the layer's weights at a useful scale under this routing."""
+    """Standard deviation that starts the weights of a layer with :data:`USUAL_FAN_IN` inputs at a useful scale."""
 
     holds_votes: ClassVar[bool] = False
     """Whether it asks for all votes at once, so that fewer images should be evaluated at a time."""
+
+    settings: dict[str, Any]
+    """The keyword arguments it was made with: enough, with its class, to make it again."""
+
+    def __new__(cls, **settings: Any) -> Self:
+        routing = super().__new__(cls)
+        object.__setattr__(routing, "settings", settings)
+        return routing
+
+    def start_std(self, fan_in: int) -> float:
+        """Standard deviation that starts the weights of a layer where each output sums over ``fan_in`` numbers.
+
+        It falls with their square root, so that output capsules start with the same lengths whatever feeds them.
+        """
+        return self.weight_std * math.sqrt(USUAL_FAN_IN / fan_in)
 
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
         """Make what depends on the number of capsules, such as coefficients. Called once, by the layer."""

@@ -58,6 +58,13 @@ def clustering_routing(votes: Votes, *, iterations: int = 3, alpha: float = 1.0)
 class ClusteringRouting(Routing):
     """Dynamic routing as the descent of an objective, with ``alpha`` the pull towards the shares as they were.
 
+    Args:
+        iterations: how often shares and directions are computed.
+        alpha: how strongly shares stay as they were, above zero.
+
+    >>> ClusteringRouting(alpha=0.5).alpha
+    0.5
+
     Differs from the paper, as far as its abstract and our memory of it go, which is all that could be compared: a
     vote is taken as it comes instead of being divided by the norm of its matrix W_ij, so that ``alpha`` is in the units
     of a vote. The last step, one factor 1 / (1 + the longest length) for all capsules of an image, is that of the

@@ -28,6 +28,12 @@ def dynamic_routing(votes: Votes, *, iterations: int = 3) -> Capsules:
 class DynamicRouting(Routing):
     """Routing by agreement: what the paper compares itself with.
 
+    Args:
+        iterations: how often coefficients and capsules are computed, the last time included.
+
+    >>> DynamicRouting(iterations=2).iterations
+    2
+
     Differs from the paper: the loss is differentiated through all iterations; some public implementations
     treat the coefficients of all but the last iteration as constants.
     """

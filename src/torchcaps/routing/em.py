@@ -132,7 +132,7 @@ class _Statistics(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         votes, weights, means, variances = ctx.saved_tensors
         with torch.autocast(votes.device.type, enabled=False):
-            grad_means, grad_variances, grad_distances = (each.unsqueeze(-1) for each in grads)
+            grad_means, grad_variances, grad_distances = (grad.unsqueeze(-1) for grad in grads)
             means, variances = means.unsqueeze(-1), variances.unsqueeze(-1)  # (..., J, E, 1)
             inverse = variances.rsqrt()
             scores = (votes - means).mul_(inverse)  # (V − μ) / σ: of moderate size whatever the votes are
@@ -163,6 +163,15 @@ class EMRouting(Routing):
     added to every variance; the betas start where a capsule without support is off, and where votes of a spread
     of about 1/3 neither raise nor lower it. (Started at zero, all output capsules are on, and training turns the
     input capsules off for good.)
+
+    Args:
+        iterations: of expectation and maximisation.
+        inverse_temperature, decay: how λ rises, see :func:`inverse_temperatures`.
+        variance_floor: added to every variance.
+        beta_a, beta_u: where these start.
+
+    >>> EMRouting(iterations=2).iterations
+    2
     """
 
     weight_std = 1.0
@@ -188,6 +197,9 @@ class EMRouting(Routing):
         self.decay = decay
         self.variance_floor = variance_floor
         self._start = beta_a, beta_u
+
+    def start_std(self, fan_in: int) -> float:
+        return self.weight_std  # every vote counts by itself, whatever their number
 
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
         beta_a, beta_u = self._start

@@ -16,6 +16,12 @@ class LearnedRouting(SharedRouting):
 
     It has the same network as discriminative routing and differs only in what moves the coefficients, so it
     tells what ascending ``r`` is worth.
+
+    Args:
+        start: value of all coefficients before training.
+
+    >>> LearnedRouting(start=0.5).settings
+    {'start': 0.5}
     """
 
     def __init__(self, *, start: float = 1.0) -> None:

@@ -9,9 +9,11 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from torchcaps.data import Augmentation, Split, evaluation_batches
-from torchcaps.functional import multi_hot
-from torchcaps.models import Network
+from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.batches import evaluation_batches
+from torchcaps.data.splits import Split
+from torchcaps.functional import presence
+from torchcaps.models.base import Network
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Evaluation:
 
     images: int
     errors: int
-    """Images for which the classes found are not exactly the classes present."""
+    """Images for which the classes found are not exactly the classes shown."""
     confusion: Tensor
     """(J, J) true classes by predicted ones."""
     length_right: float
@@ -36,14 +38,14 @@ class Evaluation:
         return self.images / self.seconds
 
 
-def confusion_matrix(present: Tensor, found: Tensor) -> Tensor:
+def confusion_matrix(shown: Tensor, found: Tensor) -> Tensor:
     """Presence of true and of predicted classes, both (B, J), to counts of true by predicted (J, J).
 
-    A class present and found counts on the diagonal. With several classes in an image, each one missed is
-    shared out among those found in error, so that a row still sums to how often its class is present.
+    A class shown and found counts on the diagonal. With several classes in an image, each one missed is
+    shared out among those found in error, so that a row still sums to how often its class is shown.
     """
-    hits = present * found
-    missed, spurious = present - hits, found - hits
+    hits = shown * found
+    missed, spurious = shown - hits, found - hits
     shares = spurious / spurious.sum(1, keepdim=True).clamp_min(1)
     return torch.diag(hits.sum(0)) + missed.mT @ shares
 
@@ -62,7 +64,7 @@ def evaluate(
 
     The network should be one that :meth:`Network.folded` returned.
     """
-    classes = network.classes
+    classes = len(network.classes)
     batches = evaluation_batches(
         split,
         batch_size=batch_size or network.evaluation_batch,
@@ -79,15 +81,15 @@ def evaluate(
         with fabric.autocast():
             capsules = network(batch.images).capsules
         lengths = capsules.activations.float()
-        present = multi_hot(batch.labels, classes)
-        found = multi_hot(network.predict(capsules), classes)
-        confusion += confusion_matrix(present, found)
-        absent = 1 - present
+        shown = presence(batch.labels, classes)
+        found = presence(network.found(capsules), classes)
+        confusion += confusion_matrix(shown, found)
+        absent = 1 - shown
         totals += torch.stack(
             [
                 torch.tensor(float(len(lengths)), device=fabric.device),
-                (present != found).any(1).sum(),
-                ((lengths * present).sum(1) / present.sum(1)).sum(),
+                (shown != found).any(1).sum(),
+                ((lengths * shown).sum(1) / shown.sum(1)).sum(),
                 ((lengths * absent).sum(1) / absent.sum(1)).sum(),
             ]
         )
@@ -106,6 +108,6 @@ def disagreements(
     batches = evaluation_batches(split, batch_size=first.evaluation_batch, augmentation=augmentation, limit=limit)
     for batch in batches:
         images = batch.on(fabric.device).images
-        found = [multi_hot(each.predict(each(images).capsules), each.classes) for each in (first, second)]
+        found = [presence(network.found(network(images).capsules), len(network.classes)) for network in (first, second)]
         different += int((found[0] != found[1]).any(1).sum())
     return different

@@ -1,4 +1,4 @@
-"""Where a run happens: devices, versions, memory."""
+"""What a program can know about its machine and its process without importing torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-from lightning_fabric import Fabric
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
 from torchcaps.errors import UserError
-from torchcaps.train.options import TrainOptions
 
 END_WITH_PARENT = "TORCHCAPS_END_WITH_PARENT"
 """In the environment of a process that should stop when the one that started it is gone: the latter's number."""
@@ -47,49 +42,6 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def local_processes(options: TrainOptions) -> int:
-    """How many processes share this machine: those of ``--devices``, or those that ``torchrun`` started."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", options.devices))
-
-
-def make_fabric(options: TrainOptions) -> Fabric:
-    """Lightning Fabric for these options, or for the processes that ``torchrun`` started."""
-    devices, nodes = options.devices, 1
-    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
-    try:
-        return Fabric(
-            accelerator=options.accelerator,
-            strategy="ddp" if devices * nodes > 1 else "auto",
-            devices=devices,
-            num_nodes=nodes,
-            precision=options.precision,  # type: ignore[arg-type]
-        )
-    except (ValueError, RuntimeError, MisconfigurationException) as error:
-        raise UserError(f"Cannot use accelerator '{options.accelerator}' with {devices} device(s): {error}") from error
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """The most memory this process has held: on a CUDA device, tensors there; else the operating system's count."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    if sys.platform == "win32":
-        return float("nan")  # not counted there
-    status = Path("/proc/self/status")
-    if status.exists():  # unlike getrusage, it starts anew with the program and not with what started it
-        return float(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) / 2**10
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
-
-
-def processor_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-
-
 def cpu_name() -> str:
     """The processor's name as the operating system tells it."""
     with contextlib.suppress(OSError):
@@ -115,3 +67,12 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def cpu_features() -> list[str]:
+    """The vector instructions that matter for speed, as far as the operating system tells."""
+    with contextlib.suppress(OSError):
+        flags = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if flags:
+            return [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if name in flags[1].split()]
+    return []

@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import Tensor
 
-from torchcaps import plots
-from torchcaps.data import Split
+from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
-from torchcaps.evaluate import Evaluation, evaluate
-from torchcaps.models import Network, save_network
-from torchcaps.train.algorithm import STATISTICS, AlternatingTrainer
-from torchcaps.train.environment import (
-    commit,
-    is_first_process,
-    local_processes,
-    make_fabric,
-    peak_memory_mb,
-    processor_name,
-    usable_cores,
-    versions,
-)
-from torchcaps.train.folder import RunFolder
-from torchcaps.train.options import DEFAULT_EPOCHS, TrainOptions
-from torchcaps.train.plan import Plan
-from torchcaps.train.progress import ProgressDisplay
-from torchcaps.train.schedule import learning_rate
+from torchcaps.models.base import Network
+from torchcaps.routing.base import Routing
+from torchcaps.training.evaluation import Evaluation, evaluate
+from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.host import commit, is_first_process, usable_cores, versions
+from torchcaps.training.plan import Plan
+from torchcaps.training.progress import ProgressDisplay
+from torchcaps.training.result import RunResult
+from torchcaps.training.schedule import rate_factor
 
 
-class Interrupted(Exception):
+STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+
+
+class Callback:
+    """What is told about a run while it goes on; override what you need. Only the first process calls it."""
+
+    def on_row(self, row: Mapping[str, float | int | None]) -> None:
+        """A row of ``metrics.csv`` has been written."""
+
+    def on_finish(self, finished: Finished) -> None:
+        """The run is done, and its result written."""
+
+
+class Interrupted(UserError):
     """The run was asked to stop by a signal, and has saved where it is."""
 
     def __init__(self, folder: RunFolder, signal_number: int) -> None:
@@ -46,49 +51,79 @@ class Interrupted(Exception):
         self.exit_code = 128 + signal_number
 
 
-def fit(options: TrainOptions, *, resume: Path | None = None, console: Console | None = None) -> Path:
+class Finished:
+    """A run that has just ended, with what pictures of it need."""
+
+    def __init__(self, folder: RunFolder, plan: Plan, network: Network, test: Evaluation) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.network = network
+        self.test = test
+
+
+def fit(
+    config: TrainingConfig,
+    *,
+    resume: Path | None = None,
+    own_routing: type[Routing] | None = None,
+    callbacks: Sequence[Callback] = (),
+    console: Console | None = None,
+) -> Path:
     """Train a network and return its run folder.
 
-    With ``resume``, ``options`` are those of the run in that folder, which is continued.
+    Args:
+        config: the whole run.
+        resume: the folder of a run to continue; ``config`` must be that run's.
+        own_routing: the class of a routing of your own, if the configuration names one.
+        callbacks: told about every row of metrics, and about the end.
+        console: where progress is shown.
     """
-    fabric = make_fabric(options)
-    torch.set_num_threads(options.threads or max(1, usable_cores() // local_processes(options)))
-    plan = Plan.of(options)
-    plan.batches(0, fabric.world_size if fabric.world_size > 1 else options.devices)
-    network = plan.build_network()
-    path = resume or _out(options)
+    fabric = make_fabric(config.run)
+    torch.set_num_threads(config.run.threads or max(1, usable_cores() // local_processes(config.run)))
+    plan = Plan.of(config)
+    plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
+    network = plan.build_network(own_routing)
+    path = resume or _out(config)
     with contextlib.ExitStack() as stack:
         if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
-            folder = RunFolder.open(path) if resume else RunFolder.create(path, options)
+            folder = RunFolder.open(path) if resume else RunFolder.create(path, config)
             stack.enter_context(folder.claimed())
             if folder.result.exists():
                 return folder.path  # whoever had claimed it before has finished it
         fabric.launch()
         folder = RunFolder(fabric.broadcast(path))
-        return _Run(fabric, plan, network, folder, console or Console()).to_the_end()
+        return _Run(fabric, plan, network, folder, callbacks, console or Console()).to_the_end()
 
 
-def _out(options: TrainOptions) -> Path:
-    if options.out:
-        return Path(options.out)
-    data = options.data.partition(":")[0]
-    kind = options.routing.replace(":", ".") if options.model == "capsnet" else options.model
+def _out(config: TrainingConfig) -> Path:
+    if config.run.out:
+        return Path(config.run.out)
+    data = config.data.name.partition(":")[0]
+    kind = config.routing.name.replace(":", ".") if config.model.name == "capsnet" else config.model.name
     return Path("runs") / f"{data}-{kind}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 class _Run:
     """A run from its first or next step to its result."""
 
-    def __init__(self, fabric: Fabric, plan: Plan, network: Network, folder: RunFolder, console: Console) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        plan: Plan,
+        network: Network,
+        folder: RunFolder,
+        callbacks: Sequence[Callback],
+        console: Console,
+    ) -> None:
         self.fabric = fabric
         self.plan = plan
-        self.options = options = plan.options
+        self.config = plan.config
         self.folder = folder
+        self.callbacks = callbacks
         self.batches = plan.batches(fabric.global_rank, fabric.world_size)
-        epochs = options.epochs or DEFAULT_EPOCHS
-        self.total_steps = options.steps or epochs * self.batches.steps_per_epoch
-        self.evaluate_every = options.evaluate_every or min(self.batches.steps_per_epoch, 2000)
-        self.trainer = AlternatingTrainer(fabric, network, options, self.total_steps)
+        self.total_steps = plan.total_steps
+        self.evaluate_every = self.config.run.evaluate_every or min(self.batches.steps_per_epoch, 2000)
+        self.trainer = AlternatingTrainer(fabric, network, self.config, self.total_steps)
         self.display = ProgressDisplay(console, total_steps=self.total_steps, enabled=fabric.is_global_zero)
         self.sums = torch.zeros(len(STATISTICS) + 1, device=fabric.device)  # since the last row; last: steps
         self.first_bad_step = torch.full((), -1, device=fabric.device)
@@ -106,7 +141,7 @@ class _Run:
                 step += 1
                 self._log(step)
                 stopped_by = self._agree(stop.get("signal", 0))
-                if step % self.options.checkpoint_every == 0 or step == self.total_steps or stopped_by:
+                if step % self.config.run.checkpoint_every == 0 or step == self.total_steps or stopped_by:
                     self._checkpoint(step)
                 if stopped_by:
                     raise Interrupted(self.folder, stopped_by)
@@ -129,29 +164,32 @@ class _Run:
 
     def _log(self, step: int) -> None:
         evaluating = step % self.evaluate_every == 0 or step == self.total_steps
-        if not evaluating and step % self.options.log_every:
+        if not evaluating and step % self.config.run.log_every:
             return
         self._check_finite(step)
         if evaluating:
             split = self.plan.data.validation or self.plan.data.test
-            on_the_way = self.options.evaluation_images if step < self.total_steps else None
+            on_the_way = self.config.run.evaluation_images if step < self.total_steps else None
             self.last_evaluation = self._evaluate(split, on_the_way)
-        row: dict[str, object] = {
+        row: dict[str, float | int | None] = {
             "step": step,
             "epoch": round(step / self.batches.steps_per_epoch, 4),
             "seconds": round(self.train_seconds, 3),
             "images_per_second": round(self._images_per_second(), 1),
-            "learning_rate": learning_rate(step - 1, self.total_steps, self.options),
+            "learning_rate": self.config.optimiser.learning_rate
+            * rate_factor(step - 1, self.total_steps, self.config.optimiser),
             "evaluation_error": self.last_evaluation.error_percent if evaluating and self.last_evaluation else None,
         }
         self._gather_sums()
         if not self.fabric.is_global_zero:
             return
         row |= dict(zip(STATISTICS, (self.sums[:-1] / self.sums[-1]).tolist()))
-        row |= _coefficient_statistics(self.trainer)
+        row |= self.trainer.coefficient_statistics()
         self.sums.zero_()
         self.folder.append_metrics(row)
         self.display.report(row, epochs=-(-self.total_steps // self.batches.steps_per_epoch))
+        for callback in self.callbacks:
+            callback.on_row(row)
 
     def _gather_sums(self) -> None:
         """Add the statistics of all processes up in the first, and start afresh in the others."""
@@ -160,7 +198,7 @@ class _Run:
             self.sums.zero_()
 
     def _images_per_second(self) -> float:
-        return self.timed_steps * self.options.batch_size / self.train_seconds if self.timed_steps else 0.0
+        return self.timed_steps * self.batches.batch_size / self.train_seconds if self.timed_steps else 0.0
 
     def _check_finite(self, step: int) -> None:
         bad = int(self.fabric.all_reduce(self.first_bad_step, reduce_op="max"))  # type: ignore[arg-type]
@@ -168,13 +206,15 @@ class _Run:
             return
         checkpoints = self.folder.checkpoints.paths()
         kept = f"The last good checkpoint is {checkpoints[-1]}." if checkpoints else "No checkpoint had been made yet."
-        cause = (
-            "coefficient steps that are too large: choose a smaller --gamma"
-            if self.trainer.ascent
-            else "weight steps that are too large: choose a smaller --learning-rate"
-        )
         where = f"at step {bad}" if bad >= 0 else f"in the weights by step {step}"
-        raise UserError(f"Training produced numbers that are not finite {where}. The likely cause is {cause}. {kept}")
+        raise UserError(f"Training produced numbers that are not finite {where}: {self._likely_cause()}. {kept}")
+
+    def _likely_cause(self) -> str:
+        """Which steps were too large: those of the coefficients, if these have run away, else those of the weights."""
+        reach = self.trainer.coefficient_statistics().get("coefficient_std", 0.0)
+        if not math.isfinite(reach) or reach > 100:
+            return "the coefficient steps are too large; choose a smaller gamma, or one that falls with the learning rate"
+        return "the steps of the weights are too large; choose a smaller learning rate"
 
     def _evaluate(self, split: Split, limit: int | None = None) -> Evaluation:
         return evaluate(
@@ -191,13 +231,19 @@ class _Run:
         if self.fabric.is_global_zero:
             tensors = self.trainer.tensors() | {"sums": self.sums}
             seconds = time.perf_counter() - self.started
-            state = {"seconds": seconds, "train_seconds": self.train_seconds, "timed_steps": self.timed_steps}
+            state = {
+                "seconds": seconds,
+                "train_seconds": self.train_seconds,
+                "timed_steps": self.timed_steps,
+                "threads": torch.get_num_threads(),
+                "settings": self.config.determining(),
+            }
             self.folder.checkpoints.save(step, tensors, state)
         self.fabric.barrier()
 
     def _restore(self) -> int:
         """Continue where the newest checkpoint left off; returns the number of steps already taken."""
-        found = self.folder.checkpoints.load_newest(self.display.say)
+        found = self.folder.checkpoints.load_newest(self.config.determining(), self.display.say)
         step = 0
         if found is not None:
             tensors, state = found
@@ -208,8 +254,14 @@ class _Run:
             self.train_seconds, self.timed_steps = state["train_seconds"], state["timed_steps"]
             self.started -= state["seconds"]
             self.display.say(f"Continuing after step {step} of {self.total_steps}.")
-        if self.fabric.is_global_zero:
-            self.folder.forget_metrics_after(step)
+            threads = torch.get_num_threads()
+            if state.get("threads") != threads:
+                self.display.say(
+                    f"The run had {state.get('threads')} threads a process and now has {threads}: it will differ in the "
+                    f"last bits from one that was never stopped. --threads {state.get('threads')} avoids that."
+                )
+        if self.fabric.is_global_zero and (damaged := self.folder.forget_metrics_after(step)):
+            self.display.say(f"{damaged} damaged row(s) of metrics.csv were dropped.")
         return step
 
     def _agree(self, signal_number: int) -> int:
@@ -225,63 +277,41 @@ class _Run:
         test = last if data.validation is None else self._evaluate(data.test)
         if not self.fabric.is_global_zero:
             return
-        save_network(self.folder.network, network, self.plan.spec)
-        result: dict[str, Any] = {
-            "data": self.options.data,
-            "model": self.options.model,
-            "routing": self.options.routing if self.options.model == "capsnet" else None,
-            "reconstruction": self.options.reconstruction,
-            "seed": self.options.seed,
-            "steps": step,
-            "epochs": round(step / self.batches.steps_per_epoch, 3),
-            "batch_size": self.options.batch_size,
-            "test_error_percent": test.error_percent,
-            "test_images": test.images,
-            "validation_error_percent": last.error_percent if data.validation is not None else None,
-            "train_images_per_second": round(self._images_per_second(), 1),
-            "evaluate_images_per_second": round(test.images_per_second, 1),
-            "parameters": sum(each.numel() for each in network.parameters()),
-            "peak_memory_mb": round(peak_memory_mb(self.fabric.device), 1),
-            "train_seconds": round(self.train_seconds, 2),
-            "seconds": round(time.perf_counter() - self.started, 2),
-            "threads": torch.get_num_threads(),
-            "processes": self.fabric.world_size,
-            "device": str(self.fabric.device),
-            "processor": processor_name(self.fabric.device),
-            "versions": versions(),
-            "commit": commit(),
-        }
-        if self.options.pictures:
-            plots.draw_run(
-                self.folder.path,
-                metrics=self.folder.read_metrics(),
-                evaluation=test,
-                network=network,
-                classes=data.classes,
-                split=data.test,
-                augmentation=self.plan.augmentation,
-            )
-        self.folder.write_result(result)
-
-
-def _coefficient_statistics(trainer: AlternatingTrainer) -> dict[str, float]:
-    if trainer.ascent is None:
-        return {}
-    everything = torch.cat([each.detach().flatten() for each in trainer.ascent.coefficients])
-    statistics: dict[str, Tensor] = {
-        "mean": everything.mean(),
-        "std": everything.std(),
-        "min": everything.min(),
-        "max": everything.max(),
-        "negative": (everything < 0).float().mean(),
-        "zero": (everything == 0).float().mean(),
-    }
-    return {f"coefficient_{name}": float(value) for name, value in statistics.items()}
+        network.save(self.folder.network)
+        config = self.config
+        RunResult(
+            data=config.data.name,
+            model=config.model.name,
+            routing=config.routing.name if config.model.name == "capsnet" else None,
+            reconstruction=network.decoder is not None,
+            seed=config.run.seed,
+            steps=step,
+            epochs=round(step / self.batches.steps_per_epoch, 3),
+            batch_size=self.batches.batch_size,
+            images_seen=step * self.batches.batch_size,
+            test_error_percent=test.error_percent,
+            test_images=test.images,
+            validation_error_percent=last.error_percent if data.validation is not None else None,
+            train_images_per_second=round(self._images_per_second(), 1),
+            evaluate_images_per_second=round(test.images_per_second, 1),
+            parameters=network.numbers(),
+            peak_memory_mb=round(peak_memory_mb(self.fabric.device), 1),
+            train_seconds=round(self.train_seconds, 2),
+            seconds=round(time.perf_counter() - self.started, 2),
+            threads=torch.get_num_threads(),
+            processes=self.fabric.world_size,
+            device=str(self.fabric.device),
+            processor=processor_name(self.fabric.device),
+            versions=versions(),
+            commit=commit(),
+        ).write(self.folder.result)
+        for callback in self.callbacks:
+            callback.on_finish(Finished(self.folder, self.plan, network, test))
 
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[dict[str, int]]:
-    """Within it, Ctrl-C and SIGTERM are noted under ``signal`` instead of ending the process."""
+    """Within it, Ctrl-C, SIGTERM and SIGHUP are noted under ``signal`` instead of ending the process."""
     noted: dict[str, int] = {}
 
     def note(number: int, frame: object) -> None:
@@ -290,7 +320,7 @@ def _stop_signals() -> Iterator[dict[str, int]]:
         noted["signal"] = number
 
     try:
-        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, note) for number in STOPPING}
     except ValueError:  # signals reach the main thread only; elsewhere the caller stops the run its own way
         yield noted
         return

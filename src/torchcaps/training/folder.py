@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from torchcaps.errors import UserError
-from torchcaps.storage import write_atomically
-from torchcaps.train.algorithm import STATISTICS
-from torchcaps.train.checkpoint import Checkpoints
-from torchcaps.train.options import TrainOptions, read_options
+from torchcaps.models.files import MODEL_FILE
+from torchcaps.atomic import write_atomically
+from torchcaps.training.algorithm import STATISTICS
+from torchcaps.training.checkpoint import Checkpoints
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.files import read_config, to_yaml
 
 PATIENCE = 30  # seconds in which a run that was told to stop has saved where it is
 CONFIG = "config.yaml"
@@ -41,35 +42,35 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / CONFIG
+        self.config_file = path / CONFIG
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
-        self.network = path / "model.safetensors"
+        self.network = path / MODEL_FILE
         self.checkpoints = Checkpoints(path / "checkpoints")
 
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a place where a new run cannot be started; a folder that has one already is left untouched."""
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file: choose another --out.")
+            raise UserError(f"{path} is a file: choose another folder.")
         if (path / CONFIG).exists():
             raise UserError(
                 f"{path} already has a run. Continue it with 'torchcaps train --resume {path}', "
-                "or choose another --out."
+                "or choose another folder."
             )
         if path.is_dir() and any(path.iterdir()):
-            raise UserError(f"{path} is not empty: choose another --out.")
+            raise UserError(f"{path} is not empty: choose another folder.")
 
     @classmethod
-    def create(cls, path: Path, options: TrainOptions) -> RunFolder:
+    def create(cls, path: Path, config: TrainingConfig) -> RunFolder:
         """Start a new run here."""
         cls.check_free(path)
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder.config, options.to_yaml().encode())
+            write_atomically(folder.config_file, to_yaml(config).encode())
         except OSError as error:
-            raise UserError(f"Cannot write to {path}: {error.strerror}. Choose another --out.") from error
+            raise UserError(f"Cannot write to {path}: {error.strerror}. Choose another folder.") from error
         return folder
 
     @classmethod
@@ -78,7 +79,7 @@ class RunFolder:
         folder = cls(path)
         if not path.is_dir():
             raise UserError(f"There is no run folder {path}.")
-        if not folder.config.is_file():
+        if not folder.config_file.is_file():
             raise UserError(f"{path} has no config.yaml: it is not a run folder, or not a whole one.")
         return folder
 
@@ -98,8 +99,8 @@ class RunFolder:
                 file.unlink()
             lock.release()
 
-    def options(self) -> TrainOptions:
-        return TrainOptions(**read_options(self.config))
+    def config(self) -> TrainingConfig:
+        return read_config(self.config_file)
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         new = not self.metrics.exists()
@@ -110,24 +111,35 @@ class RunFolder:
             writer.writerow(row)
 
     def read_metrics(self) -> list[dict[str, float | None]]:
-        """All rows, with None where there was nothing to report."""
+        """All rows that can be read, with None where there was nothing to report."""
         if not self.metrics.exists():
             return []
-        with self.metrics.open(newline="") as file:
-            whole = [line for line in file if line.endswith("\n")]  # a line without its end is still being written
-        return [{name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(whole)]
+        return [_numbers(row) for row in csv.DictReader(self._whole_lines())]
 
-    def forget_metrics_after(self, step: int) -> None:
-        """Drop the rows of steps that a resumed run will take again."""
+    def forget_metrics_after(self, step: int) -> int:
+        """Drop the rows of steps that a resumed run will take again; returns how many damaged ones were dropped too."""
         if not self.metrics.exists():
-            return
-        header, *rows = self.metrics.read_text().splitlines(keepends=True) or [""]
-        if not header.endswith("\n"):  # ended while the first row was being written
-            self.metrics.unlink()
-            return
-        # A row without its line end was cut off by whatever ended the run.
-        kept = [row for row in rows if row.endswith("\n") and int(row.partition(",")[0]) <= step]
+            return 0
+        header, *rows = self._whole_lines()
+        damaged = self.metrics.read_bytes().count(b"\n") - 1 - len(rows)
+        kept = [row for row in rows if float(row.partition(",")[0]) <= step]
         write_atomically(self.metrics, "".join([header, *kept]).encode())
+        return max(0, damaged)
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
-        write_atomically(self.result, (json.dumps(result, indent=2) + "\n").encode())
+    def _whole_lines(self) -> list[str]:
+        """The header and the rows with all their columns; torn and damaged ones are left out."""
+        text = self.metrics.read_bytes().decode("utf-8", errors="replace")
+        rows = text.split("\n")[1:-1]  # what follows the last line end is torn, or nothing
+        return [",".join(COLUMNS) + "\n", *(f"{row}\n" for row in rows if _is_whole(row))]
+
+
+def _is_whole(row: str) -> bool:
+    cells = row.split(",")
+    try:
+        return bool(cells[0]) and len(cells) == len(COLUMNS) and all(math.isfinite(float(cell or 0)) for cell in cells)
+    except ValueError:
+        return False
+
+
+def _numbers(row: Mapping[str, str]) -> dict[str, float | None]:
+    return {name: float(value) if value else None for name, value in row.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,15 +13,41 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.data import Augmentation, Batch, Split, evaluation_batches
-from torchcaps.evaluate import Evaluation
+from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.batches import Batch, evaluation_batches
+from torchcaps.data.splits import Split
 from torchcaps.functional import Capsules
-from torchcaps.models import Network
-from torchcaps.routing import SharedRouting
+from torchcaps.models.base import Network
+from torchcaps.routing.base import SharedRouting
+from torchcaps.training.evaluation import Evaluation
+from torchcaps.training.fit import Callback, Finished
 
 Metrics = Sequence[Mapping[str, float | None]]
 SHOWN_CLASSES = 10
 SAMPLE = 200  # images that a picture is made from
+
+
+class Pictures(Callback):
+    """Draws a run when it is finished. What cannot be drawn is said, and is no failure: the result is there."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
+
+    def on_finish(self, finished: Finished) -> None:
+        if not self._wanted:
+            return
+        try:
+            draw_run(
+                finished.folder.path,
+                metrics=finished.folder.read_metrics(),
+                evaluation=finished.test,
+                network=finished.network,
+                classes=finished.plan.data.classes,
+                split=finished.plan.data.test,
+                augmentation=finished.plan.augmentation,
+            )
+        except Exception as error:  # fonts, names that are no text, a full disk: whatever drawing runs into
+            print(f"torchcaps: the pictures could not be drawn ({error}).", file=sys.stderr)
 
 
 def draw_run(
@@ -64,7 +91,7 @@ def curves(metrics: Metrics) -> Figure:
         _lines(spread, metrics, {"coefficient_mean": "mean"}, "routing coefficients")
         steps, mean, deviation, low, high = (
             np.array([row[name] for row in metrics if row["coefficient_mean"] is not None], dtype=float)
-            for name in ("step", *(f"coefficient_{each}" for each in ("mean", "std", "min", "max")))
+            for name in ("step", *(f"coefficient_{statistic}" for statistic in ("mean", "std", "min", "max")))
         )
         spread.fill_between(steps, mean - deviation, mean + deviation, alpha=0.35, label="± standard deviation")
         spread.fill_between(steps, low, high, alpha=0.15, color="C0", label="extremes")
@@ -122,7 +149,7 @@ def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> 
     images, parts, labels = sample.images[:shown], sample.parts[:shown], sample.labels[:shown]
     capsules = network(images).capsules
     drawn = network.reconstruct(capsules)  # (N, K, C, H, W)
-    predicted = network.predict(capsules)
+    predicted = network.found(capsules)
     if labels.shape[1] > 1:  # several classes in an image: show it whole, its parts, and what is drawn of each
         rows = [images, *parts.unbind(1), *drawn.unbind(1)]
         names = ["input", *["part"] * labels.shape[1], *["drawn"] * labels.shape[1]]
@@ -136,7 +163,7 @@ def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> 
         grid[row][0].set_ylabel(name, size=8)
     for column in range(len(images)):
         right = set(predicted[column].tolist()) == set(labels[column].tolist())
-        title = "+".join(classes[each] for each in predicted[column].tolist())
+        title = "+".join(classes[label] for label in predicted[column].tolist())
         grid[0][column].set_title(title, size=8, color="black" if right else "C3")
     for axes in grid[:, len(images) :].flat:
         axes.set_axis_off()
@@ -157,7 +184,7 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
     of each place add to the evidence for the class, on average over the class's images. Where a routing
     has coefficients shared by all images, the third shows their mean over the capsules of each place.
     """
-    shown = list(range(min(SHOWN_CLASSES, network.classes)))
+    shown = list(range(min(SHOWN_CLASSES, len(network.classes))))
     support = _support_maps(network, sample)
     averages = [_average_image(sample, j) for j in shown]
     rows: list[tuple[str, list[NDArray[np.float32]]]] = [("support", [support[j] for j in shown])]
@@ -192,10 +219,10 @@ def _support_maps(network: Network, sample: Batch) -> NDArray[np.float32]:
     """
     with torch.no_grad():
         primary = network.primary_capsules(sample.images)
-    poses, activations = (each.detach().requires_grad_() for each in (primary.poses, primary.activations))
+    poses, activations = (tensor.detach().requires_grad_() for tensor in (primary.poses, primary.activations))
     evidence = network.route(Capsules(poses, activations, primary.totals)).activations.logit(eps=1e-6)  # (B, J)
     maps = []
-    for j in range(min(SHOWN_CLASSES, network.classes)):
+    for j in range(min(SHOWN_CLASSES, len(network.classes))):
         members = (sample.labels == j).any(1)
         total = evidence[members, j].sum()
         by_pose, by_activation = torch.autograd.grad(

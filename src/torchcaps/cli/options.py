@@ -1,0 +1,200 @@
+"""Settings as options of the command line: one flat list, made from the settings of all parts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchcaps.models.config import MODELS
+from torchcaps.settings import SettingError, Settings, fields, kind
+from torchcaps.training.config import TrainingConfig
+
+ROUTING_OPTIONS: dict[str, tuple[type, str]] = {
+    "iterations": (int, "iterations of an iterative routing [3]"),
+    "alpha": (float, "strength of the clustering routing's regularisation [1]"),
+    "start": (float, "start value of shared coefficients [1]"),
+    "strength": (float, "λ, the strength of the penalty of l2 and l1 [1e-5]"),
+}
+"""Arguments of torchcaps' own routings; one that the chosen routing does not have is an error."""
+SHORTHANDS: dict[str, tuple[str, str, Any, str]] = {
+    "balanced": ("ascent", "objective", "balanced", "short for --objective balanced"),
+    "projected": ("ascent", "constraint", "fixed-norm", "short for --constraint fixed-norm"),
+}
+"""Options without a value that set something: section, name, value, help."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A setting on the command line."""
+
+    flag: str
+    section: str
+    name: str
+    kind: Any
+    field: dataclasses.Field[Any]
+    group: str
+
+
+def options() -> Iterator[Option]:
+    """All settings that can be given as options; those that several models have, once."""
+    seen: set[str] = set()
+    for section in fields(TrainingConfig):
+        base = kind(TrainingConfig, section.name)
+        parts: list[type[Settings]] = [*MODELS.values()] if section.name == "model" else [base]
+        for part in parts:
+            for field in fields(part):
+                word = field.metadata.get("option")
+                if word == "":
+                    continue
+                flag = f"--{(word or field.name).replace('_', '-')}"
+                if flag not in seen:
+                    seen.add(flag)
+                    yield Option(flag, section.name, field.name, kind(part, field.name), field, part.title)
+
+
+def option_of(setting: str) -> str | None:
+    """The option that sets ``name`` or ``section.name``."""
+    section, _, name = setting.rpartition(".")
+    for option in options():
+        if option.name == name and section in ("", option.section):
+            return option.flag
+    return f"--{name}" if name in ROUTING_OPTIONS else None
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """An option for every setting of a training run."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options():
+        group = groups.setdefault(option.group, parser.add_argument_group(option.group))
+        if option.flag == "--routing":
+            _add_routing_options(group, option)
+        else:
+            _add(group, option)
+        if option.name == "primary_size":
+            group.add_argument("--model", choices=tuple(MODELS), default=argparse.SUPPRESS, help=MODEL_HELP)
+            group.add_argument(
+                "--activation",
+                choices=("relu", "leaky-relu"),
+                default=argparse.SUPPRESS,
+                help="leaky-relu is short for --negative-slope 0.2",
+            )
+    ascent = groups["discriminative routing"]
+    for word, (_, _, _, help) in SHORTHANDS.items():
+        ascent.add_argument(f"--{word}", action="store_true", default=argparse.SUPPRESS, help=help)
+
+
+MODEL_HELP = "capsnet (the paper's), matrix (capsules with EM routing), cnn (an ordinary network of its size) [capsnet]"
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    metadata, default = option.field.metadata, option.field.default
+    text = metadata["help"].replace("%", "%%")
+    if default not in (None, "", ()) and not isinstance(default, bool) and default is not dataclasses.MISSING:
+        text += f" [{_shown(default)}]"
+    common = {"dest": f"{option.section}.{option.name}", "default": argparse.SUPPRESS, "help": text}
+    if option.kind is bool:
+        group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
+    elif metadata["choices"] and option.name == "flip":
+        choices = metadata["choices"]
+        group.add_argument(option.flag, nargs="?", const="random", choices=choices, **common)
+    elif metadata["choices"]:
+        group.add_argument(option.flag, type=option.kind, choices=metadata["choices"], **common)
+    elif typing.get_origin(option.kind) is tuple:
+        group.add_argument(option.flag, type=_numbers, metavar=option.name.upper(), **common)
+    else:
+        metavar = {int: "N", float: "X"}.get(option.kind, option.name.upper())
+        group.add_argument(option.flag, type=option.kind, metavar=metavar, **common)
+
+
+def _shown(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, tuple) else f"{default}"
+
+
+def _numbers(text: str) -> list[Any]:
+    """``64,8`` as [64, 8], ``32x8,16x8`` as [[32, 8], [16, 8]].
+
+    >>> _numbers("64,8"), _numbers("32x8")
+    ([64, 8], [[32, 8]])
+    """
+    if not re.fullmatch(r"\d{1,9}(x\d{1,9})?(,\d{1,9}(x\d{1,9})?)*", text):
+        raise argparse.ArgumentTypeError(f"must be numbers such as 64,8 or 32x8, not '{text}'")
+    parts = [[int(number) for number in part.split("x")] for part in text.split(",")]
+    return [part if "x" in text else part[0] for part in parts]
+
+
+def _add_routing_options(group: argparse._ArgumentGroup, option: Option) -> None:
+    _add(group, option)
+    for name, (number, help) in ROUTING_OPTIONS.items():
+        metavar = "N" if number is int else "X"
+        group.add_argument(f"--{name}", type=number, metavar=metavar, default=argparse.SUPPRESS, help=help)
+    group.add_argument(
+        "--routing-setting",
+        action="append",
+        type=_pair,
+        metavar="NAME=VALUE",
+        default=argparse.SUPPRESS,
+        help="an argument of a routing of your own; may be given several times",
+    )
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals):
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, not '{text}'")
+    for number in (int, float):
+        try:
+            return name, number(value)
+        except ValueError:
+            continue
+    return name, {"true": True, "false": False}.get(value, value)
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What was given on the command line, by section."""
+    given: dict[str, dict[str, Any]] = {}
+    values = vars(arguments)
+    for word, value in values.items():
+        section, dot, name = word.partition(".")
+        if dot:
+            given.setdefault(section, {})[name] = value
+    for word, (section, name, value, _) in SHORTHANDS.items():
+        if values.get(word):
+            given.setdefault(section, {})[name] = value
+    if "model" in values:
+        given.setdefault("model", {})["name"] = values["model"]
+    if values.get("activation"):
+        given.setdefault("model", {})["negative_slope"] = 0.2 if values["activation"] == "leaky-relu" else 0.0
+    settings = {name: values[name] for name in ROUTING_OPTIONS if name in values}
+    settings |= dict(values.get("routing_setting", []))
+    if settings:
+        given.setdefault("routing", {})["settings"] = settings
+    return given
+
+
+def merged(base: Mapping[str, Any], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of a recipe with those given instead."""
+    result = {section: dict(values) for section, values in base.items()}
+    for section, values in given.items():
+        into = result.setdefault(section, {})
+        if section == "run" and ("epochs" in values or "steps" in values):
+            into.pop("epochs", None)  # one replaces whichever of the two the recipe has
+            into.pop("steps", None)
+        if section == "routing" and values.get("name", into.get("name")) != into.get("name"):
+            into.pop("settings", None)  # another routing's
+        if section == "routing" and "settings" in values:
+            values = {**values, "settings": {**into.get("settings", {}), **values["settings"]}}
+        if section == "model" and values.get("name", into.get("name", "capsnet")) != into.get("name", "capsnet"):
+            into.clear()
+        into |= values
+    return result
+
+
+def check_sections(values: Mapping[str, Any]) -> None:
+    """Raise if a recipe's sections are not names with values."""
+    for section, part in values.items():
+        if not isinstance(part, Mapping):
+            raise SettingError(str(section), "must be names with values")

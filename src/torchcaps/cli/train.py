@@ -1,0 +1,87 @@
+"""``torchcaps train``"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torchcaps.cli.options import add_training_options, check_sections, given_settings, merged, option_of
+from torchcaps.cli.shared import own_routing
+from torchcaps.errors import UserError
+from torchcaps.training.config import EXECUTION, TrainingConfig
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--recipe", metavar="FILE", help="settings from a YAML file, or the name of a shipped recipe")
+    what.add_argument("--resume", metavar="DIR", type=Path, help="continue the run in this folder")
+    add_training_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from torchcaps.ops import keep_memory
+    from torchcaps.plots.run import Pictures
+    from torchcaps.training.host import is_first_process
+    from torchcaps.training.files import find_recipe, read_mapping
+    from torchcaps.training.fit import fit
+    from torchcaps.training.folder import RunFolder
+
+    keep_memory()
+    given = given_settings(arguments)
+    own = own_routing(given.get("routing", {}).get("name"))
+    if arguments.resume is not None:
+        folder, config = _resumed(arguments, given)
+        if folder.result.exists():
+            print(f"The run in {folder.path} is finished.")
+            print_result(folder.path)
+            return
+        path = fit(config, resume=folder.path, own_routing=own, callbacks=[Pictures(config.run.pictures)])
+    else:
+        recipe = read_mapping(find_recipe(arguments.recipe)) if arguments.recipe else {}
+        check_sections(recipe)
+        config = TrainingConfig.from_mapping(merged(recipe, given))
+        path = fit(config, own_routing=own, callbacks=[Pictures(config.run.pictures)])
+    if is_first_process():
+        print_result(RunFolder(path).path)
+
+
+def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, object]]):  # type: ignore[no-untyped-def]
+    from torchcaps.trained.run import PRUNING
+    from torchcaps.training.folder import RunFolder
+
+    names = [f"{section}.{name}" for section, values in given.items() for name in values]
+    stray = [option_of(name) or name for name in names if name not in (*EXECUTION, "routing.name")]
+    if stray or arguments.recipe:
+        allowed = ", ".join(filter(None, map(option_of, EXECUTION)))
+        raise UserError(
+            f"A resumed run keeps its settings: leave out {', '.join(stray) or '--recipe'}. "
+            f"Only {allowed} may be given with --resume."
+        )
+    folder = RunFolder.open(arguments.resume)
+    if (folder.path / PRUNING).exists():
+        raise UserError(f"{folder.path} holds a pruned network, not a run that could be resumed.")
+    given.pop("routing", None)  # it only says that the run's own routing may be imported
+    return folder, TrainingConfig.from_mapping(merged(folder.config().to_mapping(), given))
+
+
+def print_result(path: Path) -> None:
+    """The outcome of a finished run, as a small table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from torchcaps.training.folder import RunFolder
+    from torchcaps.training.result import RunResult
+
+    result = RunResult.read(RunFolder(path).result)
+    table = Table(show_header=False, box=None)
+    table.add_row("test error", f"{result.test_error_percent:.2f} % of {result.test_images} images")
+    table.add_row("trained", f"{result.steps} steps, {result.epochs:g} epochs, {result.seconds:.0f} s in all")
+    table.add_row(
+        "speed",
+        f"{result.train_images_per_second:.0f} images/s training, "
+        f"{result.evaluate_images_per_second:.0f} images/s evaluating",
+    )
+    table.add_row("parameters", f"{result.parameters:,}")
+    table.add_row("peak memory", f"{result.peak_memory_mb:.0f} MB")
+    table.add_row("everything is in", str(path))
+    Console().print(table)

@@ -1,0 +1,175 @@
+"""A thorough look at your own images before training: ``torchcaps data check folder:PATH``."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from torchcaps.data.config import DataConfig
+from torchcaps.data.datasets import list_pictures
+from torchcaps.data.files import BadFile, read_bytes, shown
+from torchcaps.data.images import MAX_BYTES, ImageFacts, decode_whole
+from torchcaps.data.listing import Listing, Picture
+from torchcaps.data.report import LISTED_FILES, FileReport, listed, short
+from torchcaps.errors import UserError
+from torchcaps.storage import write_atomically
+
+FEW = 10  # images of a class, below which little can be learned
+_MARGIN = 4
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a thorough look found."""
+
+    name: str
+    classes: tuple[str, ...]
+    class_counts: dict[str, tuple[int, ...]]
+    """For each split that is there, how many readable images show each class."""
+    files: FileReport | None
+    """None if no file could be read."""
+    bad: tuple[BadFile, ...]
+    duplicates: tuple[tuple[str, ...], ...]
+    """Groups of files that show the same pixels, all in one split."""
+    leaks: tuple[tuple[str, ...], ...]
+    """Groups of files that show the same pixels, in several splits: what is tested was learned."""
+
+    @property
+    def small_classes(self) -> tuple[str, ...]:
+        """Classes with fewer than 10 images in all."""
+        totals = map(sum, zip(*self.class_counts.values()))
+        return tuple(name for name, total in zip(self.classes, totals) if total < FEW)
+
+    @property
+    def problems(self) -> bool:
+        """Whether there is anything to mend."""
+        return bool(self.bad or self.leaks or self.duplicates or self.small_classes)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Headings with what there is to say under them."""
+        rows = [("data", f"{shown(self.name)}: {len(self.classes)} classes")]
+        for split, counts in self.class_counts.items():
+            rows.append((split, f"{sum(counts):,} labels, {min(counts):,} to {max(counts):,} of a class"))
+        for label, name in enumerate(self.classes):
+            numbers = ", ".join(f"{counts[label]:,} {split}" for split, counts in self.class_counts.items())
+            rows.append(("", f"{short(name)}: {numbers}"))
+        if self.small_classes:
+            names = ", ".join(map(short, self.small_classes[:LISTED_FILES]))
+            rows.append(("small", f"{len(self.small_classes)} classes have fewer than {FEW} images: {names}"))
+        if self.files:
+            rows += self.files.rows()
+        elif self.bad:
+            rows += [("unreadable", f"{len(self.bad):,} files"), *(("", line) for line in listed(self.bad))]
+        for heading, groups, what in (
+            ("leaks", self.leaks, "images are in several splits"),
+            ("duplicates", self.duplicates, "images are there more than once"),
+        ):
+            if groups:
+                rows.append((heading, f"{len(groups):,} {what}"))
+                rows += [("", " = ".join(group)) for group in groups[:LISTED_FILES]]
+        return rows
+
+    def __str__(self) -> str:
+        return "\n".join(f"{heading:<11} {text}".rstrip() for heading, text in self.rows())
+
+
+def check_data(config: DataConfig) -> CheckReport:
+    """Read every image of "folder:PATH" or "csv:FILE" at its full size, and report what is there.
+
+    Bad files are listed, never raised. Duplicates are found by their pixels, whatever the format of the files.
+    """
+    listing = list_pictures(config.name)
+    bad = list(listing.bad)
+    facts: list[ImageFacts] = []
+    counts = {split: [0] * len(listing.classes) for split in listing.splits}
+    places: defaultdict[bytes, list[tuple[str, Path]]] = defaultdict(list)
+    for split, pictures in listing.splits.items():
+        for picture in pictures:
+            try:
+                image, image_facts = decode_whole(read_bytes(picture.path, MAX_BYTES), name=shown(picture.path))
+            except BadFile as error:
+                bad.append(error)
+                continue
+            facts.append(image_facts)
+            places[_pixel_hash(image)].append((split, picture.path))
+            for label in picture.labels:
+                counts[split][label] += 1
+    groups = [group for group in places.values() if len(group) > 1]
+    leaks = [group for group in groups if len({split for split, _ in group}) > 1]
+    return CheckReport(
+        name=config.name,
+        classes=listing.classes,
+        class_counts={split: tuple(numbers) for split, numbers in counts.items()},
+        files=FileReport.of(facts, listing.ignored, bad) if facts else None,
+        bad=tuple(bad),
+        duplicates=_named([group for group in groups if group not in leaks], listing),
+        leaks=_named(leaks, listing),
+    )
+
+
+def _pixel_hash(image: Image.Image) -> bytes:
+    colour = image.convert("RGB")  # so that a grey image saved in colour is the same
+    return hashlib.blake2b(colour.tobytes(), digest_size=16, salt=repr(colour.size).encode()[:16]).digest()
+
+
+def _named(groups: Sequence[Sequence[tuple[str, Path]]], listing: Listing) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(_relative(path, listing) for _, path in group) for group in groups)
+
+
+def _relative(path: Path, listing: Listing) -> str:
+    return shown(path.relative_to(listing.root) if path.is_relative_to(listing.root) else path)
+
+
+def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, rows: int = 50, side: int = 64) -> None:
+    """Draw the first images of each class, a row for each, into a PNG file.
+
+    Args:
+        config: what to draw, "folder:PATH" or "csv:FILE".
+        path: the PNG file to write.
+        columns: images of a class.
+        rows: classes at most.
+        side: of an image, in pixels.
+    """
+    listing = list_pictures(config.name)
+    font = ImageFont.load_default()
+    text_width = 160
+    step = side + _MARGIN
+    classes = listing.classes[:rows]
+    sheet = Image.new("RGB", (text_width + columns * step + _MARGIN, len(classes) * step + _MARGIN), "white")
+    drawing = ImageDraw.Draw(sheet)
+    drawn = 0
+    for row, name in enumerate(classes):
+        top = _MARGIN + row * step
+        label = short(name).encode("ascii", "backslashreplace").decode()  # the font may know no more
+        drawing.text((_MARGIN, top + side // 2 - 6), label[:24], fill="black", font=font)
+        for column, image in enumerate(_thumbnails(listing.pictures(), row, columns, side)):
+            corner = text_width + column * step + (side - image.width) // 2, top + (side - image.height) // 2
+            sheet.paste(image, corner)
+            drawn += 1
+    if not drawn:
+        raise UserError(f"{shown(config.name)} has no image that can be read")
+    content = io.BytesIO()
+    sheet.save(content, "PNG")
+    write_atomically(path, content.getvalue())
+
+
+def _thumbnails(pictures: Sequence[Picture], label: int, count: int, side: int) -> list[Image.Image]:
+    """The first readable images of a class, in their proportions."""
+    found: list[Image.Image] = []
+    for picture in pictures:
+        if len(found) == count:
+            break
+        if label in picture.labels:
+            try:
+                image, _ = decode_whole(read_bytes(picture.path, MAX_BYTES), name=shown(picture.path))
+            except BadFile:
+                continue
+            image.thumbnail((side, side))
+            found.append(image.convert("RGB"))
+    return found

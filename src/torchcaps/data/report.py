@@ -1,0 +1,121 @@
+"""What is in a data set, for people: printed before training and by ``torchcaps data check``."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchcaps.data.files import BadFile, shown
+from torchcaps.data.images import ImageFacts, ImageShape
+
+LISTED_CLASSES = 20  # more than that are summed up in a line
+LISTED_FILES = 20
+_NAME_WIDTH = 40
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """The image files behind a data set."""
+
+    smallest: tuple[int, int]
+    """(width, height) of the file with the fewest pixels."""
+    median: tuple[int, int]
+    """The median width and the median height."""
+    largest: tuple[int, int]
+    """(width, height) of the file with the most pixels."""
+    modes: Mapping[str, int]
+    """How many files have each of Pillow's modes: "L" is grey, "RGB" colour."""
+    ignored: Mapping[str, int]
+    """How many files are not looked at, by kind: an ending, or a name such as "Thumbs.db"."""
+    bad: tuple[BadFile, ...]
+    """Files that cannot be read."""
+
+    @classmethod
+    def of(cls, facts: Sequence[ImageFacts], ignored: Mapping[str, int], bad: Iterable[BadFile]) -> FileReport:
+        """The report on files that could be read (at least one), files ignored, and files that could not."""
+        sizes = sorted(((image.width, image.height) for image in facts), key=lambda size: size[0] * size[1])
+        widths, heights = zip(*sizes)
+        median = int(statistics.median(widths)), int(statistics.median(heights))
+        modes = dict(Counter(image.mode for image in facts).most_common())
+        return cls(sizes[0], median, sizes[-1], modes, dict(ignored), tuple(bad))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Headings with what there is to say under them."""
+        small, median, large = (f"{width} x {height}" for width, height in (self.smallest, self.median, self.largest))
+        sizes = f"all {small}" if small == large else f"{small} to {large}, median {median}"
+        rows = [("files", sizes), ("modes", _counts(self.modes))]
+        if self.ignored:
+            rows.append(("ignored", f"{sum(self.ignored.values()):,} files: {_counts(self.ignored)}"))
+        if self.bad:
+            rows.append(("unreadable", f"{len(self.bad):,} files"))
+            rows += [("", line) for line in listed(self.bad)]
+        return rows
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """How many images of each class a data set has, and what its files are like."""
+
+    name: str
+    classes: tuple[str, ...]
+    image_shape: ImageShape
+    images: Mapping[str, int]
+    """How many images are in "train", "validation" and "test"; a split that is not there is left out."""
+    class_counts: Mapping[str, tuple[int, ...]]
+    """For the same splits, how many images show each class."""
+    files: FileReport | None = None
+    """Of folders and tables of image files."""
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Classes without any test image."""
+        return tuple(name for name, count in zip(self.classes, self.class_counts["test"]) if not count)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Headings with what there is to say under them."""
+        channels, height, width = self.image_shape
+        colour = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
+        rows = [
+            ("data", f"{shown(self.name)}: {len(self.classes)} classes, {width} x {height} pixels, {colour}"),
+            ("images", ", ".join(f"{count:,} {split}" for split, count in self.images.items())),
+        ]
+        rows += [("", line) for line in self._class_lines()]
+        if self.untested:
+            names = ", ".join(map(short, self.untested[:LISTED_CLASSES]))
+            rows.append(("untested", f"{len(self.untested)} classes have no test image: {names}"))
+        return rows + (self.files.rows() if self.files else [])
+
+    def __str__(self) -> str:
+        return "\n".join(f"{heading:<11} {text}".rstrip() for heading, text in self.rows())
+
+    def _class_lines(self) -> list[str]:
+        splits = list(self.class_counts)
+        if len(self.classes) > LISTED_CLASSES:
+            return [
+                f"{split}: {min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
+                for split, counts in self.class_counts.items()
+            ]
+        width = max(len(short(name)) for name in self.classes)
+        lines = [f"{'':{width}} " + "".join(f"{split:>12}" for split in splits)]
+        for label, name in enumerate(self.classes):
+            numbers = "".join(f"{self.class_counts[split][label]:>12,}" for split in splits)
+            lines.append(f"{short(name):{width}} {numbers}")
+        return lines
+
+
+def short(name: str) -> str:
+    """The name of a class as it may be printed in a table."""
+    text = shown(name)
+    return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 1]}…"
+
+
+def listed(bad: Sequence[BadFile]) -> list[str]:
+    """A line for each of the first files, and one for how many more there are."""
+    lines = [str(file) for file in bad[:LISTED_FILES]]
+    return lines if len(bad) <= LISTED_FILES else [*lines, f"... and {len(bad) - LISTED_FILES:,} more"]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {shown(kind)}" for kind, count in counts.items())

@@ -1,0 +1,74 @@
+"""Trained networks in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.atomic import DamagedFile
+from torchcaps.errors import UserError
+from torchcaps.models.base import Network
+from torchcaps.models.config import ModelConfig, TaskConfig
+from torchcaps.routing.base import Routing
+from torchcaps.routing.config import RoutingConfig
+from torchcaps.settings import Settings, setting
+from torchcaps.storage import read_tensors
+
+MODEL_FILE = "model.safetensors"
+
+
+class Description(Settings):
+    """All of a stored network but its weights."""
+
+    model: ModelConfig = setting()
+    task: TaskConfig = setting()
+    routing: RoutingConfig = setting()
+
+    def build(self, own: type[Routing] | None = None) -> Network:
+        return self.model.build(self.task, self.routing, own)
+
+
+def load(path: Path | str, *, routing: type[Routing] | None = None, device: torch.device | str = "cpu") -> Network:
+    """A trained network, ready to use: it knows its classes and how to prepare images.
+
+    Args:
+        path: a run folder, or a file that :meth:`Network.save` wrote.
+        routing: the class of a routing of your own that the network was trained with. What a file names is never
+            imported.
+        device: where to put it.
+
+    Returns:
+        the network in evaluation mode; ``network.classes`` are its classes, ``network.prepare`` takes images and
+        ``network.predict`` classifies them.
+
+    >>> import tempfile, torchcaps
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torchcaps.CapsuleNetwork((1, 28, 28), ["cat", "dog"]).save(f"{folder}/pets.safetensors")
+    ...     torchcaps.load(f"{folder}/pets.safetensors").classes
+    ('cat', 'dog')
+    """
+    path = Path(path)
+    file = path / MODEL_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"There is no trained network at {path}.")
+    tensors, state = read_tensors(file)
+    network = _described(file, state, tensors, routing)
+    network.load_state_dict(tensors)
+    return network.to(device).eval()
+
+
+def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], own: type[Routing] | None) -> Network:
+    """The network that a file describes, built only if its tensors are those of the file."""
+    if "network" not in state:
+        raise DamagedFile(f"{file} holds no network.")
+    description = Description.from_mapping(state["network"])
+    with torch.device("meta"):  # shapes without memory
+        expected = {name: tensor.shape for name, tensor in description.build(own).state_dict().items()}
+    stored = {name: tensor.shape for name, tensor in tensors.items()}
+    if expected != stored:
+        wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
+        raise DamagedFile(f"{file} describes another network than it holds: {', '.join(wrong[:5])} do not fit.")
+    return description.build(own)

@@ -1,0 +1,69 @@
+"""A routing as settings: its name, and the arguments of its constructor."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from torchcaps.errors import UserError
+from torchcaps.settings import SettingError, Settings, check_names, setting
+
+if TYPE_CHECKING:
+    from torchcaps.routing.base import Routing
+
+NAMES = ("l2", "l1", "dynamic", "uniform", "learned", "em", "clustering")
+"""The keys of :data:`torchcaps.routing.registry.ROUTINGS`, known without importing torch."""
+
+
+class RoutingConfig(Settings):
+    """Which routing, with which settings; what is not set has the routing's own default.
+
+    >>> RoutingConfig(name="dynamic", settings={"iterations": 2}).build().iterations
+    2
+    """
+
+    title = "routing"
+
+    name: str = setting("l2", f"{', '.join(NAMES)}, or module:Class of your own", option="routing")
+    settings: dict[str, Any] = setting(factory=dict, help="arguments of its constructor", option="")
+
+    def build(self, own: type[Routing] | None = None) -> Routing:
+        """A new routing.
+
+        Args:
+            own: the class to use if ``name`` is none of torchcaps' routings. A name alone imports nothing, because
+                it may come from a file that somebody else wrote.
+        """
+        from torchcaps.routing.registry import ROUTINGS
+
+        kind = ROUTINGS.get(self.name, own)
+        if kind is None:
+            raise SettingError(
+                "routing",
+                f"{self.name!a} is none of torchcaps' own ({', '.join(NAMES)}). If it is yours, name it: "
+                "--routing module:Class on the command line, load(path, routing=Class) in Python",
+            )
+        check_names(self.settings, inspect.signature(kind).parameters, f"{self.name} routing")
+        try:
+            return kind(**self.settings)
+        except (TypeError, ValueError) as error:
+            raise SettingError("routing", f"{self.name!a} cannot be made: {error}") from error
+
+
+def import_routing(name: str) -> type[Routing] | None:
+    """The class that ``module:Class`` names; None for a name of torchcaps' own. Runs the code of that module."""
+    from torchcaps.routing.base import Routing
+
+    if name in NAMES:
+        return None
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise SettingError("routing", f"{name!a} is unknown: choose one of {', '.join(NAMES)}, or module:Class")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a module of the user's own does when it is imported
+        raise UserError(f"Could not load the routing '{name}': {error}.") from error
+    if not (inspect.isclass(found) and issubclass(found, Routing)):
+        raise UserError(f"'{name}' is not a subclass of torchcaps.routing.Routing.")
+    return found

@@ -1,0 +1,1 @@
+"""What a trained network offers: evaluate, predict, prune."""

@@ -1,0 +1,1 @@
+"""Training: configuration, Algorithm 1, and the loop around it."""

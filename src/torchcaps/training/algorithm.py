@@ -1,0 +1,172 @@
+"""Algorithm 1 of the paper: weights and routing coefficients in turns, on the same batch."""
+
+from __future__ import annotations
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricOptimizer
+from torch import Tensor
+
+from torchcaps.data.batches import Batch
+from torchcaps.functional import at_least_float32, presence, reconstruction_loss
+from torchcaps.models.base import Network, Output
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.schedule import rate_factor
+
+STATISTICS = ("loss", "reconstruction_loss", "train_error", "length_right", "length_wrong")
+
+
+class AlternatingTrainer:
+    """Takes the steps of Algorithm 1 on a network.
+
+    Without discriminative routing there are no coefficient steps, and it is ordinary training.
+    """
+
+    def __init__(self, fabric: Fabric, network: Network, config: TrainingConfig, total_steps: int) -> None:
+        self._fabric = fabric
+        self._config = config
+        self._total_steps = total_steps
+        self.network = network
+        self._module = fabric.setup_module(network)  # moves the weights to the device
+        optimiser = config.optimiser.build(network)
+        self._rates = [group["lr"] for group in optimiser.param_groups]
+        self.optimiser: _FabricOptimizer = fabric.setup_optimizers(optimiser)  # type: ignore[assignment]
+        self.ascent = config.ascent.build(
+            network,
+            types=network.map_shape[-1],
+            reduce=lambda tensor: fabric.all_reduce(tensor, reduce_op="mean"),  # type: ignore[arg-type,return-value]
+        )
+        self.average: dict[str, Tensor] | None = None
+        if config.optimiser.average:
+            self.average = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+    def step(self, batch: Batch, step: int) -> Tensor:
+        """One iteration of Algorithm 1; returns the :data:`STATISTICS` of its batch."""
+        config = self._config.ascent
+        self._set_rates(rate_factor(step, self._total_steps, self._config.optimiser))
+        labels_to_draw = batch.labels if self.network.decoder is not None else None
+        coefficient_steps = config.routing_steps if self.ascent is not None else 0
+        directions: list[Tensor] | None = None
+
+        for turn in range(config.weight_steps):  # Algorithm 1, lines 3 to 6
+            self.optimiser.zero_grad()  # first, so that the old gradients' memory is free for what follows
+            output: Output = self._module(batch.images, labels_to_draw)
+            losses = self._losses(output, batch, step)
+            last = turn == config.weight_steps - 1
+            if self.ascent and coefficient_steps and config.alternation == "fused" and last:
+                directions = self.ascent.directions(output.capsules, batch.labels)
+            self._fabric.backward(losses[0])
+            self.optimiser.step()
+        if self.ascent and directions is not None:
+            self.ascent.move(directions)
+            coefficient_steps -= 1
+        if coefficient_steps:
+            self._route(batch, coefficient_steps)
+        self._update_average(step)
+        return self._statistics(output, batch, losses)
+
+    def _set_rates(self, factor: float) -> None:
+        for group, rate in zip(self.optimiser.param_groups, self._rates):
+            group["lr"] = rate * factor
+        if self.ascent is not None:
+            config = self._config.ascent
+            self.ascent.gamma = config.gamma * factor if config.decaying_gamma else config.gamma
+
+    def _losses(self, output: Output, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """The loss to descend and, for the record, the reconstruction's part before its weight."""
+        loss = self.network.loss(output.capsules, batch.labels, step / self._total_steps)
+        if output.reconstructions is None:
+            return loss, torch.zeros_like(loss)
+        reconstruction = reconstruction_loss(at_least_float32(output.reconstructions), batch.parts)
+        return loss + self._config.optimiser.reconstruction_weight * reconstruction, reconstruction
+
+    def _route(self, batch: Batch, steps: int) -> None:
+        """Coefficient steps with forward passes of their own (Algorithm 1, lines 7 to 9).
+
+        The coefficients do not reach below the primary capsules, which are computed once, without a graph.
+        """
+        assert self.ascent is not None
+        with self._fabric.autocast():
+            with torch.no_grad():
+                primary = self.network.primary_capsules(batch.images)
+            for _ in range(steps):
+                self.ascent.step(self.network.route(primary), batch.labels)
+
+    @torch.no_grad()
+    def _update_average(self, step: int) -> None:
+        if self.average is None:
+            return
+        # A young average follows closely, or it would remember the random start for long.
+        decay = min(self._config.optimiser.average, (1 + step) / (10 + step))
+        current = self.network.state_dict()
+        torch._foreach_lerp_(list(self.average.values()), [current[name] for name in self.average], 1 - decay)
+
+    @torch.no_grad()
+    def _statistics(self, output: Output, batch: Batch, losses: tuple[Tensor, Tensor]) -> Tensor:
+        lengths = output.capsules.activations.detach().float()
+        shown, found = (
+            presence(labels, len(self.network.classes))
+            for labels in (batch.labels, self.network.found(output.capsules))
+        )
+        wrong = 100 * (found != shown).any(1).float().mean()
+        right_length = (lengths * shown).sum() / shown.sum()
+        wrong_length = (lengths * (1 - shown)).sum() / (1 - shown).sum()
+        return torch.stack([value.detach().float() for value in (*losses, wrong, right_length, wrong_length)])
+
+    def coefficient_statistics(self) -> dict[str, float]:
+        """Mean, spread, extremes and signs of all coefficients that ascend; nothing if there are none."""
+        if self.ascent is None:
+            return {}
+        everything = torch.cat([coefficients.detach().flatten() for coefficients in self.ascent.coefficients])
+        statistics = {
+            "mean": everything.mean(),
+            "std": everything.std(),
+            "min": everything.min(),
+            "max": everything.max(),
+            "negative": (everything < 0).float().mean(),
+            "zero": (everything == 0).float().mean(),
+        }
+        return {f"coefficient_{name}": float(value) for name, value in statistics.items()}
+
+    def is_finite(self) -> bool:
+        """Whether all weights and coefficients are."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.network.state_dict().values())
+
+    def trained_network(self) -> Network:
+        """The network to use: with the averaged weights if they are kept."""
+        return self.network if self.average is None else self.network.copy_with(self.average)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that the next step depends on."""
+        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.items()}
+        for prefix, optimiser in self._optimisers().items():
+            for index, state in optimiser.state_dict()["state"].items():
+                tensors |= {f"{prefix}.{index}.{name}": tensor for name, tensor in state.items()}
+        return tensors | {"random": torch.get_rng_state()}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what :meth:`tensors` returned."""
+        torch.set_rng_state(tensors["random"])
+        self.network.load_state_dict(_within(tensors, "network"))
+        if self.average is not None:
+            for name, tensor in _within(tensors, "average").items():
+                self.average[name].copy_(tensor)
+        for prefix, optimiser in self._optimisers().items():
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in _within(tensors, prefix).items():
+                index, _, entry = name.partition(".")
+                state.setdefault(int(index), {})[entry] = tensor
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+    def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
+        optimisers = {"optimiser": self.optimiser.optimizer}
+        if self.ascent is not None:
+            optimisers["ascent"] = self.ascent
+        return optimisers
+
+
+def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    start = prefix + "."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

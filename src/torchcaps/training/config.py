@@ -1,0 +1,205 @@
+"""All that can be chosen about a training run, each part defined beside what it configures. Nothing imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchcaps.data.config import AugmentationConfig, DataConfig
+from torchcaps.models.config import CapsNetConfig, ModelConfig
+from torchcaps.routing.config import RoutingConfig
+from torchcaps.settings import SettingError, Settings, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from torchcaps.ascent import Penalty, RoutingAscent
+    from torchcaps.models.base import Network
+
+DEFAULT_EPOCHS = 10
+MANY = 10**12
+EXECUTION = ("run.threads", "run.devices", "run.accelerator", "run.out", "run.pictures", "data.folder")
+"""What may differ between the start of a run and its continuation without changing what is computed."""
+
+
+class OptimiserConfig(Settings):
+    """Who moves the weights, and how far."""
+
+    title = "optimiser"
+
+    name: str = setting(
+        "adam",
+        "adam, or muon: orthogonalised momentum for the large matrices, Adam for the rest",
+        choices=("adam", "muon"),
+        option="optimizer",
+    )
+    learning_rate: float = setting(1e-3, "Adam's, at its highest", least=0, most=10)
+    matrix_rate: float = setting(0.01, "learning rate of the large matrices with muon", least=0, most=10)
+    momentum: float = setting(0.95, "of muon", least=0, below=1)
+    weight_decay: float = setting(0.0, "share of a weight, times its rate, that a step takes away", least=0, most=100)
+    schedule: str = setting(
+        "cosine",
+        "learning rate over time: cosine or linear to zero, staircase (the paper's), or constant",
+        choices=("cosine", "linear", "staircase", "constant"),
+    )
+    warmup: int = setting(50, "steps over which the learning rate rises from zero", least=0, most=MANY)
+    decay: float = setting(0.96, "staircase: factor of each stair", least=0, most=1)
+    decay_every: int = setting(1000, "staircase: steps between stairs", least=1, most=MANY)
+    average: float = setting(
+        0.0, "decay of a running average of the weights, which is then used (0: none)", least=0, below=1
+    )
+    reconstruction_weight: float = setting(
+        0.0005, "weight of the summed squared reconstruction error", least=0, most=1000
+    )
+
+    def build(self, network: Network) -> Optimizer:
+        """The optimiser of a network's weights."""
+        from torchcaps.optim import Muon, parameter_groups
+
+        matrices = network.matrices() if self.name == "muon" else []
+        known = {id(parameter) for parameter, _ in matrices}
+        others = [parameter for parameter in network.parameters() if id(parameter) not in known]
+        groups = parameter_groups(matrices, others, rate=self.matrix_rate)
+        return Muon(groups, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class AscentConfig(Settings):
+    """How the coefficients of discriminative routing are moved."""
+
+    title = "discriminative routing"
+
+    gamma: float = setting(0.1, "γ, the size of a coefficient step", least=0, most=1e6)
+    decaying_gamma: bool = setting(False, "let γ rise and fall with the learning rate instead of staying as it is")
+    objective: str = setting(
+        "difference",
+        "right minus wrong squared lengths (the paper's), balanced: one right class weighs as much as all wrong ones, "
+        "or the logarithm of the ratio for each class",
+        choices=("difference", "balanced", "ratio"),
+    )
+    rule: str = setting(
+        "plain", "of a coefficient step: plain (the paper's) or adam", choices=("plain", "adam"), option="ascent"
+    )
+    constraint: str = setting(
+        "none",
+        "fixed-norm: keep the norm of every class capsule's coefficients as it was at the start",
+        choices=("none", "fixed-norm"),
+    )
+    shrinkage: str = setting(
+        "gradient",
+        "the penalty as part of the gradient (the paper's), as a proximal step, with which L1 reaches exact zeros, or "
+        "as one on all coefficients of a capsule or of a type of capsules together, which removes them as a whole",
+        choices=("gradient", "proximal", "capsules", "types"),
+    )
+    alternation: str = setting(
+        "fused",
+        "coefficient steps use the weight step's forward pass (fused), or one of their own (strict)",
+        choices=("fused", "strict"),
+    )
+    weight_steps: int = setting(1, "n_b, weight steps on each batch", least=1, most=1000)
+    routing_steps: int = setting(1, "n_r, coefficient steps on each batch", least=0, most=1000)
+
+    def check(self) -> None:
+        if self.shrinkage != "gradient" and self.rule != "plain":
+            raise SettingError("shrinkage", f"{self.shrinkage} goes with plain steps only: Adam rescales them")
+
+    def build(
+        self, network: nn.Module, *, types: int | None = None, reduce: Callable[[Tensor], Tensor] | None = None
+    ) -> RoutingAscent | None:
+        """The ascent of a network's coefficients; None if it has none, or they are not to be moved.
+
+        Args:
+            network: the network.
+            types: of primary capsules, for a penalty on all capsules of a type together.
+            reduce: gives the mean of a tensor over all processes.
+        """
+        from torchcaps import ascent
+        from torchcaps.routing.discriminative import DiscriminativeRouting
+
+        routings = [module for module in network.modules() if isinstance(module, DiscriminativeRouting)]
+        if not (routings and self.routing_steps):
+            return None
+        penalty: Penalty | None = None
+        strength = routings[0].strength
+        if self.shrinkage in ("capsules", "types"):
+            penalty = ascent.GroupPenalty(strength, types if self.shrinkage == "types" else None)
+        elif self.shrinkage == "proximal":
+            kind = ascent.L1Penalty if routings[0].penalty == "l1" else ascent.L2Penalty
+            penalty = kind(strength, proximal=True)
+        objectives: dict[str, type[ascent.Objective]] = {
+            "difference": ascent.Difference,
+            "balanced": ascent.Balanced,
+            "ratio": ascent.Ratio,
+        }
+        return ascent.RoutingAscent(
+            network,
+            gamma=self.gamma,
+            objective=objectives[self.objective](),
+            penalty=penalty,
+            constraint=ascent.FixedNorm() if self.constraint == "fixed-norm" else None,
+            rule="adam" if self.rule == "adam" else "plain",
+            reduce=reduce,
+        )
+
+
+class RunConfig(Settings):
+    """How long, where, and what is kept."""
+
+    title = "run"
+
+    epochs: int | None = setting(None, f"passes over the training images [{DEFAULT_EPOCHS}]", least=1, most=10**9)
+    steps: int | None = setting(None, "training steps, instead of epochs", least=1, most=MANY)
+    batch_size: int = setting(128, "images in a step, over all devices", least=1, most=10**6)
+    seed: int = setting(0, "of weights, order and augmentation", least=0, most=2**63 - 1)
+    threads: int | None = setting(None, "CPU threads of each process [cores / devices]", least=1, most=1024)
+    devices: int = setting(1, "processes, one for each device", least=1, most=4096)
+    accelerator: str = setting("auto", "auto, cpu, cuda, mps: whatever Lightning Fabric knows")
+    precision: str = setting(
+        "32-true",
+        "Lightning Fabric's name for it",
+        choices=("32-true", "bf16-mixed", "16-mixed", "64-true"),
+    )
+    out: str | None = setting(None, "folder for the run [runs/DATA-ROUTING-TIME]")
+    log_every: int = setting(20, "steps between rows of metrics.csv", least=1, most=MANY)
+    evaluate_every: int | None = setting(
+        None, "steps between evaluations [an epoch, 2000 at the most]", least=1, most=MANY
+    )
+    evaluation_images: int | None = setting(
+        None, "images to evaluate on before the last step [all]", least=1, most=MANY
+    )
+    checkpoint_every: int = setting(500, "steps between checkpoints", least=1, most=MANY)
+    pictures: bool = setting(True, "draw the run when it is done")
+    test_images: int | None = setting(
+        None, "evaluate on this many images only [all; multi-mnist: 10000]", least=1, most=MANY
+    )
+
+    def check(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise SettingError("epochs", "and steps cannot both be given")
+        if self.batch_size % self.devices:
+            raise SettingError("batch_size", f"{self.batch_size} cannot be shared evenly by {self.devices} devices")
+
+
+class TrainingConfig(Settings):
+    """One training run."""
+
+    data: DataConfig = setting(DataConfig())
+    augmentation: AugmentationConfig = setting(AugmentationConfig())
+    model: ModelConfig = setting(CapsNetConfig())
+    routing: RoutingConfig = setting(RoutingConfig())
+    optimiser: OptimiserConfig = setting(OptimiserConfig())
+    ascent: AscentConfig = setting(AscentConfig())
+    run: RunConfig = setting(RunConfig())
+
+    def check(self) -> None:
+        if self.ascent.shrinkage != "gradient" and self.optimiser.average:
+            raise SettingError("average", f"would blur the zeros that shrinkage {self.ascent.shrinkage} makes")
+
+    def determining(self) -> dict[str, Any]:
+        """The settings that decide what is computed, as ``section.name`` with plain values."""
+        flat = {
+            f"{section}.{name}": value
+            for section, values in self.to_mapping().items()
+            for name, value in values.items()
+        }
+        return {name: value for name, value in flat.items() if name not in EXECUTION}

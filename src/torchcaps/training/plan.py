@@ -1,0 +1,71 @@
+"""What a run will do, made and checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.batches import Batches
+from torchcaps.data.datasets import DataSet
+from torchcaps.data.splits import Split
+from torchcaps.models.base import Network
+from torchcaps.models.config import TaskConfig
+from torchcaps.routing.base import Routing
+from torchcaps.training.config import DEFAULT_EPOCHS, TrainingConfig
+
+MANY_IMAGES = 100_000  # evaluating more than that would take longer than training
+FEW_IMAGES = 10_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with its data. All that can be found wrong before anything is written is found here."""
+
+    config: TrainingConfig
+    data: DataSet
+    augmentation: Augmentation
+    task: TaskConfig
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> Plan:
+        data = config.data.load()
+        augmentation = Augmentation(config.augmentation)
+        source_shape = data.train.image_shape
+        image_shape = augmentation.image_shape(source_shape)
+        task = TaskConfig(
+            image_shape=image_shape,
+            source_shape=None if source_shape == image_shape else source_shape,
+            classes=data.classes,
+            fit=config.data.fit,
+            labels_per_image=data.train.labels_per_image or 0,
+            standardise=config.augmentation.standardise,
+            mean=data.mean,
+            std=data.std,
+        )
+        return cls(config, data, augmentation, task)
+
+    def batches(self, rank: int = 0, world_size: int = 1) -> Batches:
+        return Batches(
+            self.data.train,
+            batch_size=self.config.run.batch_size,
+            seed=self.config.run.seed,
+            augmentation=self.augmentation,
+            sampling=self.config.data.sampling,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    @property
+    def total_steps(self) -> int:
+        run = self.config.run
+        return run.steps or (run.epochs or DEFAULT_EPOCHS) * self.batches().steps_per_epoch
+
+    def evaluation_limit(self, split: Split) -> int | None:
+        """How many images of a split to evaluate on; None for all of them."""
+        return self.config.run.test_images or (FEW_IMAGES if len(split) > MANY_IMAGES else None)
+
+    def build_network(self, own_routing: type[Routing] | None = None) -> Network:
+        torch.manual_seed(self.config.run.seed)
+        return self.config.model.build(self.task, self.config.routing, own_routing)
