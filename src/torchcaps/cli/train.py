@@ -21,10 +21,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from torchcaps.ops import keep_memory
     from torchcaps.plots.run import Pictures
-    from torchcaps.training.host import is_first_process
     from torchcaps.training.files import find_recipe, read_mapping
     from torchcaps.training.fit import fit
     from torchcaps.training.folder import RunFolder
+    from torchcaps.training.host import is_first_process
 
     keep_memory()
     given = given_settings(arguments)

@@ -131,7 +131,7 @@ class Network(nn.Module, ABC):
         was_training = self.training
         self.eval()
         try:
-            parts = [self.forward(part).capsules for part in images.split(self.evaluation_batch)]
+            parts = [self.forward(part).capsules for part in torch.split(images, self.evaluation_batch)]
         finally:
             self.train(was_training)
         found = torch.cat([self.found(capsules) for capsules in parts])
@@ -196,8 +196,9 @@ def as_task(
 ) -> TaskConfig:
     """A task from what a constructor is given; numbered classes are named "0", "1", …"""
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    channels, height, width = image_shape
     return TaskConfig(
-        image_shape=tuple(image_shape),
+        image_shape=(channels, height, width),
         classes=names,
         labels_per_image=labels_per_image,
         mean=tuple(mean),

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.data.augmentation import Augmentation
-from torchcaps.data.batches import Batch, evaluation_batches
-from torchcaps.data.splits import Split
+from torchcaps.data.batches import evaluation_batches
+from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
 from torchcaps.models.base import Network
 from torchcaps.routing.base import SharedRouting

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
+from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.files import load
 from torchcaps.routing.base import Routing
-from torchcaps.atomic import write_atomically
-from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.environment import make_fabric
+from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import usable_cores
 from torchcaps.training.plan import Plan
@@ -102,7 +102,9 @@ class TrainedRun:
             )
         return plan
 
-    def evaluate(self, plan: Plan | None = None, *, limit: int | None = None, network: Network | None = None) -> Evaluation:
+    def evaluate(
+        self, plan: Plan | None = None, *, limit: int | None = None, network: Network | None = None
+    ) -> Evaluation:
         """The error on the test images of the run's own plan, or of another."""
         plan = plan or self.plan()
         return evaluate(
@@ -141,9 +143,7 @@ class TrainedRun:
 
     def _measured(self, plan: Plan, network: Network) -> Measured:
         outcome = self.evaluate(plan, network=network)
-        return Measured(
-            outcome.error_percent, outcome.images, network.numbers(), round(outcome.images_per_second, 1)
-        )
+        return Measured(outcome.error_percent, outcome.images, network.numbers(), round(outcome.images_per_second, 1))
 
 
 def _has_own_shape(data: str) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcaps.errors import UserError
 from torchcaps.atomic import UNFINISHED, DamagedFile
+from torchcaps.errors import UserError
 from torchcaps.storage import read_tensors, write_tensors
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged

@@ -18,17 +18,16 @@ from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.routing.base import Routing
-from torchcaps.training.evaluation import Evaluation, evaluate
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
+from torchcaps.training.evaluation import Evaluation, evaluate
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import commit, is_first_process, usable_cores, versions
 from torchcaps.training.plan import Plan
 from torchcaps.training.progress import ProgressDisplay
 from torchcaps.training.result import RunResult
 from torchcaps.training.schedule import rate_factor
-
 
 STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
@@ -213,7 +212,9 @@ class _Run:
         """Which steps were too large: those of the coefficients, if these have run away, else those of the weights."""
         reach = self.trainer.coefficient_statistics().get("coefficient_std", 0.0)
         if not math.isfinite(reach) or reach > 100:
-            return "the coefficient steps are too large; choose a smaller gamma, or one that falls with the learning rate"
+            return (
+                "the coefficient steps are too large; choose a smaller gamma, or one that falls with the learning rate"
+            )
         return "the steps of the weights are too large; choose a smaller learning rate"
 
     def _evaluate(self, split: Split, limit: int | None = None) -> Evaluation:

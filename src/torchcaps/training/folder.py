@@ -10,9 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.models.files import MODEL_FILE
-from torchcaps.atomic import write_atomically
 from torchcaps.training.algorithm import STATISTICS
 from torchcaps.training.checkpoint import Checkpoints
 from torchcaps.training.config import TrainingConfig

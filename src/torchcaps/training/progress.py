@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,14 +48,14 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
-    def report(self, row: dict[str, object], *, epochs: int) -> None:
+    def report(self, row: Mapping[str, Any], *, epochs: int) -> None:
         """Show a row of the metrics."""
         numbers = f"loss {row['loss']:.4f}  error {row['train_error']:.2f} %"
         if row.get("evaluation_error") is not None:
             numbers += f"  evaluation error {row['evaluation_error']:.2f} %"
         numbers += f"  {row['images_per_second']:.0f} images/s"
-        epoch = f"{math.ceil(float(row['epoch']))}/{epochs}"  # type: ignore[arg-type]
+        epoch = f"{math.ceil(float(row['epoch']))}/{epochs}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=row["step"], epoch=epoch, numbers=numbers)  # type: ignore[arg-type]
+            self._bar.update(self._task, completed=row["step"], epoch=epoch, numbers=numbers)
         elif self._enabled:
             self.say(f"step {row['step']}  epoch {epoch}  {numbers}")
