@@ -93,8 +93,8 @@ class Ratio(Objective):
         return ratio_signs(shown, right, wrong)
 
 
-class Penalty(ABC):
-    """What keeps coefficients small: part of ``r``, or a proximal step after each ascent step."""
+class Penalty:
+    """What keeps coefficients small: part of ``r``, or a proximal step after each ascent step. This one does nothing."""
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         """What is subtracted from the objective; None if :meth:`shrink` does it all."""

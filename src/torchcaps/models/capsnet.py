@@ -32,9 +32,9 @@ class CapsuleNetwork(Network):
         labels_per_image: classes that every image shows; 0 for any number.
         mean, std: of each channel, to normalise images with.
         settings: sizes, by the names of :class:`torchcaps.models.config.CapsNetConfig`: ``layers`` (count and size of
-            capsule layers in between), ``conv_channels``, ``primary_capsules`` (types), ``primary_size``, ``class_size``,
-            ``kernel``, ``padding`` ("valid" or "same"), ``negative_slope``, ``weight_std``, ``reconstruction`` (whether
-            there is a decoder).
+            capsule layers in between), ``conv_channels``, ``primary_capsules`` (types), ``primary_size``,
+            ``class_size``, ``kernel``, ``padding`` ("valid" or "same"), ``negative_slope``, ``weight_std``,
+            ``reconstruction`` (whether there is a decoder).
 
     >>> network = CapsuleNetwork((1, 28, 28), classes=10)
     >>> output = network(torch.rand(2, 1, 28, 28))

@@ -91,8 +91,8 @@ class TrainedRun:
         name = plan.config.data.name
         if (given.image_shape, given.labels_per_image) != (task.image_shape, task.labels_per_image):
             raise UserError(
-                f"The network takes images of {_by(task.image_shape)} that show {task.labels_per_image or 'any number of'} "
-                f"class(es); those of {name} are {_by(given.image_shape)} and show {given.labels_per_image}."
+                f"The network takes images of {_by(task.image_shape)} that show {_count(task.labels_per_image)}; "
+                f"those of {name} are {_by(given.image_shape)} and show {_count(given.labels_per_image)}."
             )
         if len(given.classes) != len(task.classes):
             raise UserError(f"The network knows {len(task.classes)} classes, {name} has {len(given.classes)}.")
@@ -149,6 +149,10 @@ class TrainedRun:
 def _has_own_shape(data: str) -> bool:
     """Whether a data set's images have a size of their own, unlike a folder's, which are brought to any."""
     return ":" not in data
+
+
+def _count(labels: int) -> str:
+    return f"{labels} class(es)" if labels else "any number of classes"
 
 
 def _by(shape: Sequence[int]) -> str:

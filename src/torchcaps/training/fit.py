@@ -256,10 +256,11 @@ class _Run:
             self.started -= state["seconds"]
             self.display.say(f"Continuing after step {step} of {self.total_steps}.")
             threads = torch.get_num_threads()
-            if state.get("threads") != threads:
+            before = state.get("threads")
+            if before != threads:
                 self.display.say(
-                    f"The run had {state.get('threads')} threads a process and now has {threads}: it will differ in the "
-                    f"last bits from one that was never stopped. --threads {state.get('threads')} avoids that."
+                    f"The run had {before} thread(s) a process and now has {threads}: it will differ in the last bits "
+                    f"from one that was never stopped. --threads {before} avoids that."
                 )
         if self.fabric.is_global_zero and (damaged := self.folder.forget_metrics_after(step)):
             self.display.say(f"{damaged} damaged row(s) of metrics.csv were dropped.")
