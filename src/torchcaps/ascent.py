@@ -94,7 +94,7 @@ class Ratio(Objective):
 
 
 class Penalty:
-    """What keeps coefficients small: part of ``r``, or a proximal step after each ascent step. This one does nothing."""
+    """What keeps coefficients small: part of ``r``, or a proximal step after each step. This one does nothing."""
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         """What is subtracted from the objective; None if :meth:`shrink` does it all."""
