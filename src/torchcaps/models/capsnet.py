@@ -15,6 +15,7 @@ from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.base import Network, as_task
 from torchcaps.models.config import CapsNetConfig, TaskConfig
+from torchcaps.models.explain import Explanation, explain
 from torchcaps.routing.base import Routing
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.routing.discriminative import L2Routing
@@ -108,6 +109,25 @@ class CapsuleNetwork(Network):
         for layer in self.layers:
             capsules = layer(capsules.poses, capsules.activations)
         return capsules
+
+    def explain(self, images: Tensor) -> Explanation:
+        """What each primary capsule adds to or takes from each class capsule, exactly.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+
+        >>> network = CapsuleNetwork((1, 28, 28), classes=10)
+        >>> explanation = network.explain(torch.rand(2, 1, 28, 28))
+        >>> explanation.maps.shape  # for each class, pixel by pixel
+        torch.Size([2, 10, 28, 28])
+        >>> torch.allclose(explanation.contributions.sum(1), explanation.lengths, rtol=1e-4)
+        True
+        """
+        with torch.no_grad():
+            primary = self.primary_capsules(images)
+        return explain(
+            self.layers, primary, kept=self.kept, map_shape=self.map_shape, over_pixels=self.front.over_pixels
+        )
 
     def routing_config(self) -> RoutingConfig:
         routing = cast(CapsuleLayer, self.layers[-1]).routing
