@@ -111,11 +111,10 @@ class ImageCapsules(nn.Module):
             ways[offset : offset + kernel] += 1
         field = torch.outer(ways, ways)[None, None] / ways.sum() ** 2
         spread = F.conv_transpose2d(maps[:, None], field, stride=self.STRIDE)[:, 0]
-        height, width = self.image_shape[1:]
         margin = 2 * self.padding  # what lies on the padding is not shown
-        return F.pad(
-            spread, (0, max(0, width + margin - spread.shape[2]), 0, max(0, height + margin - spread.shape[1]))
-        )[:, margin : margin + height, margin : margin + width]
+        rows, columns = (side + margin for side in self.image_shape[1:])
+        whole = F.pad(spread, (0, columns, 0, rows))  # the last pixels may be under no place
+        return whole[:, margin:rows, margin:columns]
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""

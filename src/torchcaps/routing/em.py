@@ -58,9 +58,10 @@ def em_routing(
 
     Shapes: votes (..., I, J, E), activations (..., I), β_a and β_u (J,) -> capsules (..., J, E). Leading axes
     are problems of their own, images as well as the places of a convolution; only ``normalise`` may let them
-    compete. Also returns the weights (..., I, J) of the last M-step, which sum to one over the input capsules: the means
-    are the votes summed with them. ``relative`` measures the cost for each component of a pose and for the even share of input
+    compete. ``relative`` measures the cost for each component of a pose and for the even share of input
     capsules, which makes λ, β_a and β_u independent of the size of the layer; the paper sums.
+
+    Also returns the weights (..., I, J) of the last M-step, with which the votes sum to the means.
 
     All of it is computed in logarithms, in float32 or better whatever the votes are stored in. Back-propagation
     keeps the votes only and computes the rest again, with two more tensors of their size at a time.
