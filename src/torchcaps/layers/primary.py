@@ -100,6 +100,12 @@ class ImageCapsules(nn.Module):
         self.map_shape = (rows, columns, types)
         self._transformed: TransformedKernel | None = None
 
+    def numbers_per_image(self) -> int:
+        """Roughly how many numbers training holds for each image: the first maps, their transforms and gradients."""
+        grow = 2 * self.padding - self.first.kernel_size[0] + 1
+        rows, columns = (side + grow for side in self.image_shape[1:])
+        return 4 * rows * columns * self.first.out_channels
+
     def over_pixels(self, maps: Tensor) -> Tensor:
         """Spread numbers of the map's places over the pixels they come from: (N, H', W') -> (N, H, W), the same sums.
 
