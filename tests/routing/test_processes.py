@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
+from torchcaps.train import TrainOptions
+from torchcaps.train.algorithm import AlternatingTrainer
 
 from torchcaps.data import Batch
 from torchcaps.models import CapsuleNetwork
 from torchcaps.routing import ROUTINGS, make_routing
-from torchcaps.train import TrainOptions
-from torchcaps.train.algorithm import AlternatingTrainer
 
 
 def some_batch() -> Batch:

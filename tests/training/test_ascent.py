@@ -3,13 +3,13 @@ import copy
 import pytest
 import torch
 from lightning_fabric import Fabric
+from torchcaps.train import TrainOptions
+from torchcaps.train.ascent import Ascent
 
 from naive import naive_update, naive_votes
 from torchcaps.functional import class_signs, discriminative_power, multi_hot
 from torchcaps.layers import CapsuleLayer
 from torchcaps.routing import L1Routing, L2Routing
-from torchcaps.train import TrainOptions
-from torchcaps.train.ascent import Ascent
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
