@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from torchcaps.functional import Capsules, capsules_from_totals
-from torchcaps.ops import strided_conv2d, taps_first
+from torchcaps.ops import strided_conv2d
 
 
 class PrimaryCapsules(nn.Module):
@@ -21,7 +21,6 @@ class PrimaryCapsules(nn.Module):
         self.size = size
         self.stride = stride
         self.conv = nn.Conv2d(channels, capsules * size, kernel, stride)
-        self.conv.weight = nn.Parameter(taps_first(self.conv.weight))  # the memory order that the fast path works in
 
     def forward(self, features: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
