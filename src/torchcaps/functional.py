@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.ops.squash import can_squash, compiled_squash
+
 __all__ = [
     "PENALTIES",
     "Capsules",
@@ -68,6 +70,8 @@ def squash(totals: Tensor) -> Tensor:
 
 def capsules_from_totals(totals: Tensor) -> Capsules:
     """The vector capsules with the given totals: poses by :func:`squash`, activations their lengths."""
+    if can_squash(totals):
+        return Capsules(*compiled_squash(totals), totals)
     peak = totals.detach().abs().amax(-1, keepdim=True).clamp_min(1.0)
     scaled = totals / peak
     norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)

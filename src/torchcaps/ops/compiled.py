@@ -344,7 +344,7 @@ class CompiledPair(torch.autograd.Function):
         ):
             torch.bmm(values, kernel.mT, out=total)
         result = images.new_empty(shape.batch, *shape.size, shape.outputs)
-        plan.outputs.collect(totals, result, items=shape.batch, bias=bias2)
+        plan.outputs.collect(totals, result, items=shape.batch, bias=None if bias2 is None else bias2.contiguous())
         if keep:
             ctx.save_for_backward(images, weight1, samples, kernels, signs)
         ctx.plan, ctx.negative_slope, ctx.second_shape = plan, negative_slope, weight2.shape

@@ -61,6 +61,7 @@ PATCHES = np.dtype(
         for name in ("source", "target", "images", "channels", "rows", "cols", "window", "down", "across")
     ]
 )
+SQUASH = np.dtype([(name, np.int64) for name in ("totals", "poses", "lengths", "count", "size")])
 Job = np.ndarray[Any, Any]
 
 # Whatever runtime torch was linked with is found through torch. A library without these functions raises
@@ -344,6 +345,31 @@ def _put_apart(source, target, step, length):  # type: ignore[no-untyped-def]
         result[i * step] = numbers[i]
 
 
+@_inlined
+def _copy_few(source, target, length):  # type: ignore[no-untyped-def]
+    """Copy any number of numbers: the last whole vector may copy some a second time."""
+    if length < LANES:
+        numbers, result = _floats(source, length), _floats(target, length)
+        for i in range(length):
+            result[i] = numbers[i]
+    else:
+        rest = 4 * (length - LANES)
+        _copy(source, target, 0, np.float32(0), length - length % LANES)
+        _copy(source + rest, target + rest, 0, np.float32(0), LANES)
+
+
+@_inlined
+def _scaled_square(totals, size):  # type: ignore[no-untyped-def]
+    """A scale of at most 1 with which no square overflows, and the square of the length then."""
+    peak = np.float32(1)
+    for i in range(size):
+        peak = max(peak, abs(totals[i]))
+    scale, square = np.float32(1) / min(peak, np.float32(2.0**100)), np.float32(0)
+    for i in range(size):
+        square += (totals[i] * scale) * (totals[i] * scale)
+    return scale, square
+
+
 @_kernel(TRANSFORM)
 def spread(job):  # type: ignore[no-untyped-def]
     """From arrays to values at points: the rows of each item, transformed for all points of all tiles and phases."""
@@ -435,13 +461,52 @@ def patches(job):  # type: ignore[no-untyped-def]
     start, stop = _share(do.images * do.down)
     for unit in range(start, stop):
         image, line = unit // do.down, unit % do.down
-        source = _floats(do.source + 4 * image * do.channels * do.rows * do.cols, do.channels * do.rows * do.cols)
-        target = _floats(do.target + 4 * unit * places * taps, places * taps)
+        source = do.source + 4 * image * do.channels * do.rows * do.cols
         for place in range(places):
+            target = do.target + 4 * (unit * places + place) * taps
             for channel in range(do.channels):
                 for row in range(do.window):
-                    here = (channel * do.rows + line + row) * do.cols + place
-                    there = place * taps + (channel * do.window + row) * do.window
-                    for col in range(do.window):
-                        target[there + col] = source[here + col]
-            target[(place + 1) * taps - 1] = 1
+                    here = source + 4 * ((channel * do.rows + line + row) * do.cols + place)
+                    _copy_few(here, target + 4 * (channel * do.window + row) * do.window, do.window)
+            _floats(target, taps)[taps - 1] = 1
+
+
+@_kernel(SQUASH)
+def squash(job):  # type: ignore[no-untyped-def]
+    """Vectors ``totals`` to squashed ``poses`` and their ``lengths``, as in ``functional.capsules_from_totals``."""
+    do = numba.carray(job, 1)[0]
+    size = do.size
+    start, stop = _share(do.count)
+    lengths = _floats(do.lengths, do.count)
+    for capsule in range(start, stop):
+        totals, poses = _floats(do.totals + 4 * capsule * size, size), _floats(do.poses + 4 * capsule * size, size)
+        scale, square = _scaled_square(totals, size)
+        shrink = np.sqrt(square) / (scale * scale + square)
+        for i in range(size):
+            poses[i] = totals[i] * scale * shrink
+        lengths[capsule] = np.sqrt(square) * shrink
+
+
+@_kernel(SQUASH)
+def squash_gradient(job):  # type: ignore[no-untyped-def]
+    """The gradient of totals, written over that of the poses. Of a zero vector it is zero."""
+    do = numba.carray(job, 1)[0]
+    size = do.size
+    start, stop = _share(do.count)
+    of_lengths = _floats(do.lengths, do.count)
+    for capsule in range(start, stop):
+        totals, gradient = _floats(do.totals + 4 * capsule * size, size), _floats(do.poses + 4 * capsule * size, size)
+        scale, square = _scaled_square(totals, size)
+        along = np.float32(0)
+        for i in range(size):
+            along += totals[i] * scale * gradient[i]
+        denominator = scale * scale + square
+        norm = np.sqrt(square)
+        # With u = scale * totals: derivatives of u |u| / denominator and of |u|^2 / denominator
+        across = norm * scale / denominator
+        inward = np.float32(0)
+        if square > 0:
+            of_length = np.float32(2) * scale * scale * of_lengths[capsule]
+            inward = scale * (along * (scale * scale - square) / norm + of_length) / (denominator * denominator)
+        for i in range(size):
+            gradient[i] = across * gradient[i] + inward * totals[i] * scale
