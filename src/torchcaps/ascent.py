@@ -16,6 +16,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softshrink
+from torch.optim.adam import adam
 
 from torchcaps.functional import (
     Capsules,
@@ -45,6 +46,12 @@ __all__ = [
 
 Reduce = Callable[[Tensor], Tensor]
 """From a process's own tensor to its mean over all processes."""
+
+
+NO_GRAPH = (
+    "The class capsules have no graph that leads to the coefficients. Call backward(retain_graph=True) on the loss "
+    "before, and step the weights after, or give the capsules of a new forward pass."
+)
 
 
 class Objective(ABC):
@@ -92,14 +99,14 @@ class Ratio(Objective):
         return ratio_signs(shown, right, wrong)
 
 
-class Penalty(ABC):
+class Penalty(ABC):  # noqa: B024 (a penalty has one of its two methods, or both)
     """What keeps coefficients small: part of ``r``, or a proximal step after each ascent step."""
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         """What is subtracted from the objective; None if :meth:`shrink` does it all."""
         return None
 
-    def shrink(self, coefficients: Tensor, gamma: float, layer: int) -> None:
+    def shrink(self, coefficients: Tensor, gamma: float, layer: int) -> None:  # noqa: B027
         """Change the coefficients (I, J) of a layer, numbered from 0, in place after a step of size γ."""
 
 
@@ -242,7 +249,9 @@ class RoutingAscent(torch.optim.Optimizer):
     ) -> None:
         routings = [module for module in network.modules() if isinstance(module, DiscriminativeRouting)]
         if not routings:
-            raise ValueError("the network has no discriminative routing (L2Routing, L1Routing) whose coefficients ascend")
+            raise ValueError(
+                "the network has no discriminative routing (L2Routing, L1Routing) whose coefficients ascend"
+            )
         if not gamma >= 0:
             raise ValueError(f"gamma must not be negative, got {gamma}")
         if rule not in ("plain", "adam"):
@@ -251,11 +260,17 @@ class RoutingAscent(torch.optim.Optimizer):
         self.penalties = [penalty or _own_penalty(routing) for routing in routings]
         self.constraint = constraint
         self.rule = rule
-        self.reduce = reduce or (lambda tensor: tensor)
-        super().__init__([routing.coefficients for routing in routings], {"lr": gamma})
+        self.reduce = reduce or _alone
+        # Required again, because load_state_dict(assign=True) brings tensors without a gradient.
+        super().__init__([routing.coefficients.requires_grad_() for routing in routings], {"lr": gamma})
         if constraint is not None:
             for coefficients in self.coefficients:
                 self.state[coefficients]["norm"] = constraint.measure(coefficients)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it, so that it can be copied together with its network."""
+        own = {name: getattr(self, name) for name in ("objective", "penalties", "constraint", "rule", "reduce")}
+        return {**super().__getstate__(), **own}
 
     @property
     def coefficients(self) -> list[Tensor]:
@@ -280,6 +295,8 @@ class RoutingAscent(torch.optim.Optimizer):
             capsules: the class capsules of a forward pass, with its graph.
             labels: class numbers (B,) or (B, K), or presence (B, J).
         """
+        if not capsules.totals.requires_grad:  # or the penalty alone would be followed
+            raise RuntimeError(NO_GRAPH)
         totals = at_least_float32(capsules.totals)
         shown = presence(labels, totals.shape[1]).to(totals.dtype)
         weights = self.objective.weights(totals.detach(), shown, self.reduce)
@@ -288,10 +305,7 @@ class RoutingAscent(torch.optim.Optimizer):
         try:
             gradients = torch.autograd.grad(objective, self.coefficients, retain_graph=True)
         except RuntimeError as error:
-            raise RuntimeError(
-                "The class capsules have no graph that leads to the coefficients. Call backward(retain_graph=True) on "
-                "the loss before, and step the weights after, or give the capsules of a new forward pass."
-            ) from error
+            raise RuntimeError(NO_GRAPH) from error
         return [self.reduce(gradient) for gradient in gradients]
 
     def step(self, capsules: Capsules, labels: Tensor) -> None:  # type: ignore[override]
@@ -318,6 +332,11 @@ class RoutingAscent(torch.optim.Optimizer):
             coefficients.grad = None  # what back-propagation of the loss has left there
 
 
+def _alone(tensor: Tensor) -> Tensor:
+    """The mean over the only process."""
+    return tensor
+
+
 def _own_penalty(routing: DiscriminativeRouting) -> Penalty:
     return (L2Penalty if routing.penalty == "l2" else L1Penalty)(routing.strength)
 
@@ -327,7 +346,7 @@ def _adam_ascent(coefficients: Tensor, direction: Tensor, state: dict[str, Any],
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(coefficients)
         state["exp_avg_sq"] = torch.zeros_like(coefficients)
-    torch.optim.adam.adam(
+    adam(
         [coefficients],
         [direction],
         [state["exp_avg"]],
