@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.routing.votes import Votes
 
-
 USUAL_FAN_IN = 9216
 """Numbers that feed each class capsule of the paper's MNIST network: 1152 capsules of 8 components."""
 
