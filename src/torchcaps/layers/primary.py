@@ -6,9 +6,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
 
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.ops import TransformedKernel, conv_pair, strided_conv2d, taps_first, transform_kernel
+from torchcaps.settings import SettingError
 
 
 def _group(places: Tensor, size: int) -> Capsules:
@@ -88,12 +90,20 @@ class ImageCapsules(nn.Module):
         grow = 2 * self.padding - kernel
         rows, columns = ((side + grow + 1 + grow) // self.STRIDE + 1 for side in sides)
         if min(rows, columns) < 1:
-            raise ValueError(f"images of {sides[0]}x{sides[1]} are too small for two {kernel}x{kernel} convolutions")
+            smallest = -2 * grow - 1
+            raise SettingError(
+                "image_shape",
+                f"is too small for two {kernel}x{kernel} convolutions: images have {sides[0]}x{sides[1]} pixels, "
+                f"and the smallest size is {smallest}x{smallest}",
+            )
         self.map_shape = (rows, columns, types)
         self._transformed: TransformedKernel | None = None
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
+        if self.padding:  # which the fast convolution does not know
+            hidden = leaky_relu(self.first(images), self.negative_slope)
+            return _group(self.second(hidden).permute(0, 2, 3, 1), self.size)
         places = conv_pair(
             images,
             self.first.weight,
