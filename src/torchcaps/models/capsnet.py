@@ -9,6 +9,7 @@ from typing import Any, Self, cast, final
 import torch
 from torch import Tensor, nn
 
+from torchcaps.errors import UserError
 from torchcaps.functional import Capsules
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
@@ -19,6 +20,7 @@ from torchcaps.routing.base import Routing
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.routing.discriminative import L2Routing
 from torchcaps.routing.registry import own_name
+from torchcaps.settings import SettingError
 
 
 @final
@@ -32,9 +34,9 @@ class CapsuleNetwork(Network):
         labels_per_image: classes that every image shows; 0 for any number.
         mean, std: of each channel, to normalise images with.
         settings: sizes, by the names of :class:`torchcaps.models.config.CapsNetConfig`: ``layers`` (count and size of
-            capsule layers in between), ``conv_channels``, ``primary_capsules`` (types), ``primary_size``, ``class_size``,
-            ``kernel``, ``padding`` ("valid" or "same"), ``negative_slope``, ``weight_std``, ``reconstruction`` (whether
-            there is a decoder).
+            capsule layers in between), ``conv_channels``, ``primary_capsules`` (types), ``primary_size``,
+            ``class_size``, ``kernel``, ``padding`` ("valid" or "same"), ``negative_slope``, ``weight_std``,
+            ``reconstruction`` (whether there is a decoder).
 
     >>> network = CapsuleNetwork((1, 28, 28), classes=10)
     >>> output = network(torch.rand(2, 1, 28, 28))
@@ -84,7 +86,11 @@ class CapsuleNetwork(Network):
         rows, columns, types = self.map_shape
         kept = None if config.kept_capsules is None else torch.tensor(config.kept_capsules)
         self.register_buffer("kept", kept, persistent=False)
-        inputs = rows * columns * types if kept is None else len(kept)
+        inputs = rows * columns * types
+        if config.kept_capsules is not None:
+            if not config.kept_capsules or max(config.kept_capsules) >= inputs:
+                raise SettingError("kept_capsules", f"must be numbers below {inputs}, and at least one")
+            inputs = len(config.kept_capsules)
         classes = len(task.classes)
         sizes = [(inputs, config.primary_size), *config.layers, (classes, config.class_size)]
         routings = _one_each(routing, len(sizes) - 1)
@@ -110,8 +116,11 @@ class CapsuleNetwork(Network):
         return capsules
 
     def routing_config(self) -> RoutingConfig:
-        routing = cast(CapsuleLayer, self.layers[-1]).routing
-        return RoutingConfig(name=own_name(type(routing)), settings=routing.settings)
+        routings = [cast(CapsuleLayer, layer).routing for layer in self.layers]
+        configs = [RoutingConfig(name=own_name(type(routing)), settings=routing.settings) for routing in routings]
+        if any(config != configs[-1] for config in configs):
+            raise UserError("The layers of this network have different routings, and a file can name one only.")
+        return configs[-1]
 
 
 def _one_each(routing: Routing | Sequence[Routing] | None, layers: int) -> list[Routing]:
