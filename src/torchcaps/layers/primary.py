@@ -91,11 +91,11 @@ class ImageCapsules(nn.Module):
         grow = 2 * self.padding - kernel
         rows, columns = ((side + grow + 1 + grow) // self.STRIDE + 1 for side in sides)
         if min(rows, columns) < 1:
-            smallest = 2 * kernel - 1 - 4 * self.padding
+            smallest = -2 * grow - 1
             raise SettingError(
                 "image_shape",
-                f"of {sides[0]}x{sides[1]} is too small for two {kernel}x{kernel} convolutions: the smallest size is "
-                f"{smallest}x{smallest}. Enlarge the images, or choose a smaller kernel",
+                f"is too small for two {kernel}x{kernel} convolutions: images have {sides[0]}x{sides[1]} pixels, "
+                f"and the smallest size is {smallest}x{smallest}. Enlarge them, or choose a smaller kernel",
             )
         self.map_shape = (rows, columns, types)
         self._transformed: TransformedKernel | None = None
