@@ -14,31 +14,31 @@ from torchcaps.settings import SettingError, Settings, check_names, fields, kind
 
 
 class Inner(Settings):
-    depth: int = setting(2, "of it", least=1, most=5)
-    name: str = setting("plain", choices=("plain", "fancy"))
+    depth: int = setting("of it", default=2, least=1, most=5)
+    name: str = setting(default="plain", choices=("plain", "fancy"))
 
 
 class Outer(Settings):
-    count: int = setting(3, least=0, most=2**40)
-    rate: float = setting(0.5, above=0, below=10)
-    share: float | None = setting(None, least=0, most=1)
-    on: bool = setting(False)
-    text: str = setting("")
-    pair: tuple[int, float] = setting((1, 2.0))
-    many: tuple[int, ...] = setting((), least=1, most=9)
-    grid: tuple[tuple[int, int], ...] = setting((), least=1)
-    extra: dict[str, Any] = setting(factory=dict)
-    inner: Inner = setting(Inner())
+    count: int = setting(default=3, least=0, most=2**40)
+    rate: float = setting(default=0.5, above=0, below=10)
+    share: float | None = setting(default=None, least=0, most=1)
+    on: bool = setting(default=False)
+    text: str = setting(default="")
+    pair: tuple[int, float] = setting(default=(1, 2.0))
+    many: tuple[int, ...] = setting(default=(), least=1, most=9)
+    grid: tuple[tuple[int, int], ...] = setting(default=(), least=1)
+    extra: dict[str, Any] = setting(default_factory=dict)
+    inner: Inner = setting(default=Inner())
 
 
 class Required(Settings):
     must: int = setting()
-    may: int = setting(1)
+    may: int = setting(default=1)
 
 
 class Together(Settings):
-    low: int = setting(0)
-    high: int = setting(1)
+    low: int = setting(default=0)
+    high: int = setting(default=1)
 
     def check(self) -> None:
         if self.low > self.high:
@@ -46,7 +46,7 @@ class Together(Settings):
 
 
 class Parent(Settings):
-    together: Together = setting(Together())
+    together: Together = setting(default=Together())
 
 
 def test_defaults_are_taken_and_values_converted():
