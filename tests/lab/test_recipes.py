@@ -1,13 +1,15 @@
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from torchcaps.data import DataSet, ImageSplit, OverlappingDigits
+from torchcaps.data.config import DataConfig
+from torchcaps.data.datasets import DataSet
+from torchcaps.data.splits import ImageSplit, OverlappingDigits
 from torchcaps.errors import UserError
-from torchcaps.recipes import find_recipe, recipe_names
-from torchcaps.train import TrainOptions, fit, read_options
+from torchcaps.training.files import find_recipe, read_config, recipe_names
+from torchcaps.training.fit import fit
+from torchcaps.training.result import RunResult
 
 # name, routing, reconstruction: the rows of the paper's table, and its text on overlapping digits
 TABLE = [
@@ -24,8 +26,9 @@ OURS = {"mnist-short", "fashion-mnist-short", "mnist-three-layers", "mnist-matri
 OURS |= {f"{data}-cpu" for data in ("mnist", "fashion-mnist", "cifar-10", "multi-mnist")}
 
 
-def pretend(name: str, **request: object) -> DataSet:
+def pretend(config: DataConfig) -> DataSet:
     """A data set of the right shape that needs no download."""
+    name = config.name
     shape = (3, 32, 32) if name == "cifar-10" else (1, 28, 28)
     pixels = torch.randint(256, (40, *shape), dtype=torch.uint8)
     labels = torch.arange(40) % 10
@@ -42,28 +45,25 @@ def test_there_is_one_recipe_for_each_row_of_the_papers_table():
     for name in recipe_names():
         if name in OURS:
             continue
-        options = TrainOptions(**read_options(find_recipe(name)))
-        found.append((options.data, options.routing, options.reconstruction))
+        config = read_config(find_recipe(name))
+        found.append((config.data.name, config.routing.name, config.model.reconstruction))
     assert sorted(found) == sorted(TABLE)
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_runs(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchcaps.train.plan.load", pretend)
-    recipe = read_options(find_recipe(name))
-    options = TrainOptions(
-        **{**recipe, "epochs": None, "steps": 2, "batch_size": 4, "out": str(tmp_path / "run"), "threads": 1}
-    )
-    folder = fit(options)
-    result = json.loads((folder / "result.json").read_text())
-    assert result["steps"] == 2
-    assert 0 <= result["test_error_percent"] <= 100
+    monkeypatch.setattr(DataConfig, "load", pretend)
+    config = read_config(find_recipe(name))
+    run = config.run.replace(epochs=None, steps=2, batch_size=4, out=str(tmp_path / "run"), threads=1)
+    result = RunResult.read(fit(config.replace(run=run)) / "result.json")
+    assert result.steps == 2
+    assert 0 <= result.test_error_percent <= 100
 
 
 def test_a_recipe_is_found_by_name_or_path(tmp_path):
     assert find_recipe("mnist-l2") == find_recipe("mnist-l2.yaml")
     own = tmp_path / "own.yaml"
-    own.write_text("data: digits\n")
+    own.write_text("data: {name: digits}\n")
     assert find_recipe(str(own)) == Path(own)
     with pytest.raises(UserError, match=r"one of .*mnist-l2"):
         find_recipe("mnist-l3")

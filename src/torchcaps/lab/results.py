@@ -36,12 +36,15 @@ class RunRow(RunResult):
     experiment: str = setting()
     run: str = setting(help="its name in the experiment, such as mnist/l2-fc/seed-0")
     method: str = setting()
-    views_error_percent: float | None = setting(None, "with the answers for several views of an image averaged")
+    views_error_percent: float | None = setting(default=None, help="with several views of an image averaged")
     settings: dict[str, Any] = setting(factory=dict, help="those that differ from the defaults, as section.name")
 
     @property
     def key(self) -> Key:
         return self.experiment, self.run
+
+
+_KINDS = {field.name: kind(RunRow, field.name) for field in fields(RunRow)}
 
 
 class Results:
@@ -80,8 +83,7 @@ class Results:
     def write(self, folder: Path) -> None:
         """Two files with the same bytes for the same results."""
         folder.mkdir(parents=True, exist_ok=True)
-        first = ["experiment", "run", "method"]
-        names = first + [field.name for field in fields(RunRow) if field.name not in first]
+        names = list(dict.fromkeys(["experiment", "run", "method", *_KINDS]))
         lines = [[_cell(getattr(row, name)) for name in names] for row in self.rows.values()]
         write_atomically(folder / RESULTS, _table(names, lines))
         points = ([*key, *(_short(row.get(name)) for name in COLUMNS)] for key, row in self._points())
@@ -156,10 +158,15 @@ def _parsed(line: dict[str, str]) -> RunRow:
     values = {}
     for name, text in line.items():
         if text:
-            values[name] = text if kind(RunRow, name) is str else json.loads(text)
+            values[name] = text if _KINDS[name] is str else json.loads(text)
     return RunRow.from_mapping(values)
 
 
 def _short(value: float | None) -> str:
     """Seven digits: what a 32-bit number has."""
     return "" if value is None else f"{value:.7g}"
+
+
+def default_of(name: str) -> Any:
+    """The default of a setting ``section.name`` of the capsnet; None for one of a routing."""
+    return TrainingConfig().determining().get(name)

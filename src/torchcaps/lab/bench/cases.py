@@ -129,7 +129,7 @@ class ClassLayerStep(Case):
             capsules = layer(poses)
             lengths = capsules.norm(dim=-1) if self.kind == REFERENCE else capsules.activations
             directions = None if ascent is None else ascent.directions(capsules, labels)
-            margin_loss(lengths, labels).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(margin_loss(lengths, labels))
             optimizer.step()
             if ascent is not None and directions is not None:
                 ascent.move(directions)

@@ -140,9 +140,9 @@ def gemm_rate(threads: int, *, rounds: int = 7) -> float:
     return 2 * 20 * 128 * 256 * 256 / best / 1e9
 
 
-def check_threads(threads: int | None) -> int:
+def check_threads(threads: int) -> int:
     """The number of threads to use; more than there are cores would measure the scheduler."""
     cores = usable_cores()
-    if threads is not None and threads > cores:
+    if threads > cores:
         raise UserError(f"--threads {threads} is more than the {cores} cores of this machine.")
-    return threads or cores
+    return threads

@@ -62,9 +62,7 @@ class ReferenceNetwork(nn.Module):
         with torch.no_grad():
             inputs = self.primary(torch.zeros(1, *task.image_shape)).shape[1]
         self.capsules = ReferenceCapsules(inputs, self.size, len(task.classes), model.class_size)
-        self.decoder = (
-            Decoder(len(task.classes), model.class_size, task.image_shape) if model.reconstruction else None
-        )
+        self.decoder = Decoder(len(task.classes), model.class_size, task.image_shape) if model.reconstruction else None
 
     def primary(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, I, D)."""
@@ -87,7 +85,7 @@ def training_step(network: ReferenceNetwork, images: Tensor, labels: Tensor, par
         loss = margin_loss(poses.norm(dim=-1), labels)
         if network.decoder is not None:
             loss = loss + RECONSTRUCTION_WEIGHT * reconstruction_loss(network.decoder(poses, labels), parts)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
 
     return step
