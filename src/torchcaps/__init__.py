@@ -53,5 +53,5 @@ _HOMES = {
     "spread_loss": "torchcaps.functional",
     "squash": "torchcaps.functional",
 }
-__all__ = [*_HOMES]  # noqa: PLE0604 (names, all of them)
+__all__ = [*_HOMES]
 __getattr__, __dir__ = attach(__name__, _HOMES)

@@ -16,6 +16,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softshrink
+from torch.optim.adam import adam
 
 from torchcaps.functional import (
     Capsules,
@@ -92,8 +93,8 @@ class Ratio(Objective):
         return ratio_signs(shown, right, wrong)
 
 
-class Penalty(ABC):
-    """What keeps coefficients small: part of ``r``, or a proximal step after each ascent step."""
+class Penalty:
+    """What keeps coefficients small: part of ``r``, or a proximal step after each step. This one does nothing."""
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         """What is subtracted from the objective; None if :meth:`shrink` does it all."""
@@ -242,7 +243,9 @@ class RoutingAscent(torch.optim.Optimizer):
     ) -> None:
         routings = [module for module in network.modules() if isinstance(module, DiscriminativeRouting)]
         if not routings:
-            raise ValueError("the network has no discriminative routing (L2Routing, L1Routing) whose coefficients ascend")
+            raise ValueError(
+                "the network has no discriminative routing (L2Routing, L1Routing) whose coefficients ascend"
+            )
         if not gamma >= 0:
             raise ValueError(f"gamma must not be negative, got {gamma}")
         if rule not in ("plain", "adam"):
@@ -327,7 +330,7 @@ def _adam_ascent(coefficients: Tensor, direction: Tensor, state: dict[str, Any],
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(coefficients)
         state["exp_avg_sq"] = torch.zeros_like(coefficients)
-    torch.optim.adam.adam(
+    adam(
         [coefficients],
         [direction],
         [state["exp_avg"]],

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 from torchcaps.errors import UserError
 
-
 RANGES: dict[str, Callable[[float, float], bool]] = {
     "least": operator.ge,
     "above": operator.gt,
@@ -37,10 +36,10 @@ class SettingError(UserError, ValueError):
 
 
 def setting(
-    default: Any = dataclasses.MISSING,
     help: str = "",
     *,
-    factory: Any = dataclasses.MISSING,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
@@ -52,9 +51,9 @@ def setting(
     """A field of :class:`Settings`.
 
     Args:
-        default: its value if none is given; without one it must be given.
-        factory: what makes the default, where that can be changed.
         help: one line for the command line.
+        default: its value if none is given; without one it must be given.
+        default_factory: what makes the default, where that can be changed.
         least, above, most, below: the range of a number, or of every number of a tuple.
         choices: the only values allowed.
         option: its name on the command line, if that is not the field's; "" for a field that is no option there.
@@ -70,8 +69,8 @@ def setting(
         "option": option,
         "group": group,
     }
-    if factory is not dataclasses.MISSING:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
+    if default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -80,7 +79,7 @@ class Settings:
     """Base of all settings. A subclass is a frozen dataclass with keyword-only fields; no decorator is needed.
 
     >>> class Speed(Settings):
-    ...     rate: float = setting(0.1, "steps a second", above=0)
+    ...     rate: float = setting("steps a second", default=0.1, above=0)
     >>> Speed(rate=2).rate
     2.0
     >>> Speed(rate="fast")

@@ -81,7 +81,7 @@ def _parsed(argv: list[str]) -> tuple[argparse.ArgumentParser, Command | None, a
     for name, (module, help) in COMMANDS.items():
         leaf = branches.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         if name == asked:
-            command = importlib.import_module(f"torchcaps.cli.{module}")  # type: ignore[assignment]
+            command = importlib.import_module(f"torchcaps.cli.{module}")
             assert command is not None
             command.add_options(leaf)
     arguments = parser.parse_args(argv)
@@ -122,7 +122,9 @@ def _unexpected(error: BaseException) -> str:
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"torchcaps {torchcaps.__version__}, python {sys.version}\n{' '.join(map(ascii, sys.argv))}\n\n")
         file.write("".join(traceback.format_exception(error)))
-    return f"Something went wrong that should not ({type(error).__name__}). Please report it with the details in {name}."
+    return (
+        f"Something went wrong that should not ({type(error).__name__}). Please report it with the details in {name}."
+    )
 
 
 if __name__ == "__main__":

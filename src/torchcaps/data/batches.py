@@ -100,12 +100,13 @@ class _BalancedOrder:
         sizes = torch.bincount(split.labels)
         self._starts = (sizes.cumsum(0) - sizes)[sizes > 0]
         self._sizes = sizes[sizes > 0]
-        self._turns = -(-length // len(self._sizes))  # of each class in an epoch; the last may come short
+        groups = len(self._sizes)
+        self._turns = (length - torch.arange(groups) + groups - 1) // groups  # of each class in an epoch
 
     def __call__(self, epoch: int, positions: Tensor) -> Tensor:
         place = self._even(epoch, positions)
         group, turn = place % len(self._sizes), place // len(self._sizes)
-        return self._line[self._starts[group] + (epoch * self._turns + turn) % self._sizes[group]]
+        return self._line[self._starts[group] + (epoch * self._turns[group] + turn) % self._sizes[group]]
 
 
 _ORDERS: dict[str, Callable[[Split, int], Callable[[int, Tensor], Tensor]]] = {

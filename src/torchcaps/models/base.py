@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, margin_loss
-from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.models.config import ModelConfig, TaskConfig
 from torchcaps.routing.config import RoutingConfig
@@ -131,7 +130,7 @@ class Network(nn.Module, ABC):
         was_training = self.training
         self.eval()
         try:
-            parts = [self.forward(part).capsules for part in images.split(self.evaluation_batch)]
+            parts = [self.forward(part).capsules for part in torch.split(images, self.evaluation_batch)]
         finally:
             self.train(was_training)
         found = torch.cat([self.found(capsules) for capsules in parts])
@@ -148,15 +147,10 @@ class Network(nn.Module, ABC):
         """How many numbers were learned: weights, biases and routing coefficients."""
         return sum(tensor.numel() for tensor in self.state_dict().values())
 
-    def matrices(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
-        """The weights that are large matrices, with the axes that count as their rows, for :class:`torchcaps.Muon`."""
-        found: list[tuple[nn.Parameter, tuple[int, ...]]] = []
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                found.append((module.weight, (0,)))  # type: ignore[arg-type]
-            elif isinstance(module, CapsuleLayer):
-                found.append((module.weight, (2, 3)))
-        return found
+    def numbers_per_image(self) -> int:
+        """Roughly how many numbers training holds for each image of a batch."""
+        rows, columns, types = self.map_shape
+        return 64 * rows * columns * types
 
     def copy_with(self, state: Mapping[str, Tensor]) -> Self:
         """A copy with these weights, named as in :meth:`state_dict`."""
@@ -196,8 +190,9 @@ def as_task(
 ) -> TaskConfig:
     """A task from what a constructor is given; numbered classes are named "0", "1", …"""
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    channels, height, width = image_shape
     return TaskConfig(
-        image_shape=tuple(image_shape),
+        image_shape=(channels, height, width),
         classes=names,
         labels_per_image=labels_per_image,
         mean=tuple(mean),

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.settings import SettingError, Settings, setting
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from torchcaps.models.base import Network
     from torchcaps.routing.base import Routing
 
+LARGEST_FOR_THE_PAPER = 40
+"""Side of images, in pixels, up to which the paper's two convolutions are the stem unless told otherwise."""
 LARGEST = 2**20  # of any size: a damaged file must not ask for more than a machine could have
+
+
+class Own(NamedTuple):
+    """Code of the user's own, which only the user can name: no file ever does."""
+
+    routing: type[Routing] | None = None
+    backbone: Callable[[], nn.Module] | None = None
 
 
 class TaskConfig(Settings):
@@ -20,14 +31,19 @@ class TaskConfig(Settings):
 
     image_shape: tuple[int, int, int] = setting(help="(C, H, W) of what the network sees", least=1, most=LARGEST)
     classes: tuple[str, ...] = setting(help="names of the classes")
-    labels_per_image: int = setting(1, "classes that every image shows; 0 for any number", least=0, most=1000)
-    mean: tuple[float, ...] = setting((0.0,), "of each channel, subtracted")
-    std: tuple[float, ...] = setting((1.0,), "of each channel, divided by", above=0)
+    labels_per_image: int = setting("classes that every image shows; 0 for any number", default=1, least=0, most=1000)
+    mean: tuple[float, ...] = setting("of each channel, subtracted", default=(0.0,))
+    std: tuple[float, ...] = setting("of each channel, divided by", default=(1.0,), above=0)
     source_shape: tuple[int, int, int] | None = setting(
-        None, "(C, H, W) that image files are brought to, if only the centre of that is used", least=1, most=LARGEST
+        "(C, H, W) that image files are brought to, if only the centre of that is used",
+        default=None,
+        least=1,
+        most=LARGEST,
     )
-    fit: str = setting("stretch", "how image files are brought to that shape", choices=("stretch", "pad", "crop"))
-    standardise: bool = setting(False, "whether each image is brought to mean 0 and deviation 1")
+    fit: str = setting(
+        "how image files are brought to that shape", default="stretch", choices=("stretch", "pad", "crop")
+    )
+    standardise: bool = setting("whether each image is brought to mean 0 and deviation 1", default=False)
 
     def check(self) -> None:
         if len(self.classes) < 2:
@@ -44,9 +60,13 @@ class ModelConfig(Settings):
     name: ClassVar[str]
     title: ClassVar[str] = "network"
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         """The network with fresh weights, drawn from torch's global random numbers."""
         raise NotImplementedError
+
+    def resolved(self, task: TaskConfig) -> ModelConfig:
+        """The same settings with everything that follows from the images filled in."""
+        return self
 
     @classmethod
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
@@ -56,7 +76,9 @@ class ModelConfig(Settings):
             raise SettingError(where or "model", "must be names with values")
         name = values.get("name", CapsNetConfig.name)
         if name not in MODELS:
-            raise SettingError(f"{where}.name" if where else "name", f"must be one of {', '.join(MODELS)}, not {name!a}")
+            raise SettingError(
+                f"{where}.name" if where else "name", f"must be one of {', '.join(MODELS)}, not {name!a}"
+            )
         rest = {key: value for key, value in values.items() if key != "name"}
         return MODELS[name].from_mapping(rest, where=where)  # type: ignore[return-value]
 
@@ -70,30 +92,65 @@ class CapsNetConfig(ModelConfig):
     name = "capsnet"
 
     layers: tuple[tuple[int, int], ...] = setting(
-        (), "capsule layers between primary and class capsules, as COUNTxSIZE,... such as 32x8", least=1, most=LARGEST
+        "capsule layers between primary and class capsules, as COUNTxSIZE,... such as 32x8",
+        default=(),
+        least=1,
+        most=LARGEST,
     )
-    conv_channels: int = setting(256, "channels of the first convolution", least=1, most=LARGEST)
+    conv_channels: int = setting("channels of the first convolution", default=256, least=1, most=LARGEST)
     primary_capsules: int = setting(
-        32, "types of primary capsules (the paper: 32, 64 for CIFAR-10)", least=1, most=LARGEST
+        "types of primary capsules (the paper: 32, 64 for CIFAR-10)", default=32, least=1, most=LARGEST
     )
-    primary_size: int = setting(8, "components of a primary capsule", least=1, most=4096)
-    class_size: int = setting(16, "components of a class capsule", least=1, most=4096)
-    kernel: int = setting(9, "side of both convolution kernels", least=1, most=64)
-    padding: str = setting("valid", "valid as in the paper, or same: the image is padded", choices=("valid", "same"))
-    negative_slope: float = setting(0.0, "of the leaky ReLU after the first convolution; 0 is ReLU", least=0, below=1)
+    primary_size: int = setting("components of a primary capsule", default=8, least=1, most=4096)
+    class_size: int = setting("components of a class capsule", default=16, least=1, most=4096)
+    kernel: int = setting("side of both convolution kernels", default=9, least=1, most=64)
+    stem: str = setting(
+        "what makes feature maps of images: the paper's two convolutions, a small one for images over "
+        f"{LARGEST_FOR_THE_PAPER} pixels, a backbone, or auto: by size",
+        default="auto",
+        choices=("auto", "paper", "small", "backbone"),
+    )
+    backbone: str | None = setting(
+        "timm:NAME, or module:function that makes a module of your own, as the stem", default=None
+    )
+    backbone_weights: str | None = setting("a file with the backbone's weights (safetensors, or torch's)", default=None)
+    freeze_backbone: bool = setting("leave the backbone's weights as they are", default=False)
+    padding: str = setting(
+        "valid as in the paper, or same: the image is padded", default="valid", choices=("valid", "same")
+    )
+    negative_slope: float = setting(
+        "of the leaky ReLU after the first convolution; 0 is ReLU", default=0.0, least=0, below=1
+    )
     weight_std: float | None = setting(
-        None, "standard deviation that starts the capsule weights [by the routing and their number]", least=0, most=100
+        "standard deviation that starts the capsule weights [by the routing and their number]",
+        default=None,
+        least=0,
+        most=100,
     )
-    reconstruction: bool = setting(True, "train a decoder beside the classifier")
+    reconstruction: bool = setting("train a decoder beside the classifier", default=True)
     kept_capsules: tuple[int, ...] | None = setting(
-        None, "numbers of the primary capsules that a pruned network still uses", least=0, option=""
+        "numbers of the primary capsules that a pruned network still uses", default=None, least=0, option=""
     )
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def resolved(self, task: TaskConfig) -> CapsNetConfig:
+        """The same with the stem that suits the images."""
+        if self.stem != "auto":
+            return self
+        small = max(task.image_shape[1:]) > LARGEST_FOR_THE_PAPER
+        return self.replace(stem="backbone" if self.backbone else "small" if small else "paper")
+
+    def check(self) -> None:
+        if (self.stem == "backbone") != bool(self.backbone) and self.stem != "auto":
+            raise SettingError("backbone", "must be given if, and only if, the stem is one")
+        if self.backbone is None and (self.backbone_weights or self.freeze_backbone):
+            raise SettingError("backbone", "is missing: there are settings for one")
+
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.capsnet import CapsuleNetwork
 
-        routings = [routing.build(own) for _ in range(len(self.layers) + 1)]
-        return CapsuleNetwork.from_config(self, task, routings)
+        own = own or Own()
+        routings = [routing.build(own.routing) for _ in range(len(self.layers) + 1)]
+        return CapsuleNetwork.from_config(self, task, routings, backbone=own.backbone)
 
 
 class MatrixConfig(ModelConfig):
@@ -102,12 +159,12 @@ class MatrixConfig(ModelConfig):
     name = "matrix"
 
     matrix_sizes: tuple[int, int, int, int] = setting(
-        (64, 8, 16, 16), "of the matrix network: A,B,C,D as its paper calls them", least=1, most=4096
+        "of the matrix network: A,B,C,D as its paper calls them", default=(64, 8, 16, 16), least=1, most=4096
     )
-    iterations: int = setting(3, "of its EM routing", least=1, most=100, option="")
-    reconstruction: bool = setting(True, "train a decoder beside the classifier")
+    iterations: int = setting("of its EM routing", default=3, least=1, most=100, option="")
+    reconstruction: bool = setting("train a decoder beside the classifier", default=True)
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.matrix import MatrixCapsuleNetwork
 
         return MatrixCapsuleNetwork.from_config(self, task)
@@ -118,14 +175,16 @@ class CnnConfig(ModelConfig):
 
     name = "cnn"
 
-    conv_channels: int = setting(256, "channels of the first convolution", least=1, most=LARGEST)
-    second_channels: int = setting(256, "channels of the second convolution", least=1, most=LARGEST)
-    class_size: int = setting(16, "hidden units for each class", least=1, most=4096)
-    kernel: int = setting(9, "side of both convolution kernels", least=1, most=64)
-    negative_slope: float = setting(0.0, "of the leaky ReLU after the first convolution; 0 is ReLU", least=0, below=1)
-    reconstruction: bool = setting(True, "train a decoder beside the classifier")
+    conv_channels: int = setting("channels of the first convolution", default=256, least=1, most=LARGEST)
+    second_channels: int = setting("channels of the second convolution", default=256, least=1, most=LARGEST)
+    class_size: int = setting("hidden units for each class", default=16, least=1, most=4096)
+    kernel: int = setting("side of both convolution kernels", default=9, least=1, most=64)
+    negative_slope: float = setting(
+        "of the leaky ReLU after the first convolution; 0 is ReLU", default=0.0, least=0, below=1
+    )
+    reconstruction: bool = setting("train a decoder beside the classifier", default=True)
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.cnn import ConvolutionalNetwork
 
         return ConvolutionalNetwork.from_config(self, task)

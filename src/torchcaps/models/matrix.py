@@ -15,6 +15,7 @@ from torchcaps.models.base import Network, as_task
 from torchcaps.models.config import MatrixConfig, TaskConfig
 from torchcaps.routing.em import EMRouting
 
+
 @final
 class MatrixCapsuleNetwork(Network):
     """images in [0, 1] -> convolution -> primary -> two layers of convolutional -> class matrix capsules.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -12,7 +12,7 @@ from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.models.cnn import ConvolutionalNetwork
 from torchcaps.models.matrix import MatrixCapsuleNetwork
 
-ARCHITECTURES: dict[str, tuple[type[Network], dict[str, Any]]] = {
+ARCHITECTURES: dict[str, tuple[Callable[..., Network], dict[str, Any]]] = {
     "capsnet-mnist": (CapsuleNetwork, {"image_shape": (1, 28, 28)}),
     "capsnet-multi-mnist": (CapsuleNetwork, {"image_shape": (1, 36, 36), "labels_per_image": 2}),
     "capsnet-cifar": (

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.data.augmentation import Augmentation
-from torchcaps.data.batches import Batch, evaluation_batches
-from torchcaps.data.splits import Split
+from torchcaps.data.batches import evaluation_batches
+from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
 from torchcaps.models.base import Network
 from torchcaps.routing.base import SharedRouting
@@ -30,12 +30,7 @@ SAMPLE = 200  # images that a picture is made from
 class Pictures(Callback):
     """Draws a run when it is finished. What cannot be drawn is said, and is no failure: the result is there."""
 
-    def __init__(self, wanted: bool = True) -> None:
-        self._wanted = wanted
-
     def on_finish(self, finished: Finished) -> None:
-        if not self._wanted:
-            return
         try:
             draw_run(
                 finished.folder.path,

@@ -25,8 +25,8 @@ class RoutingConfig(Settings):
 
     title = "routing"
 
-    name: str = setting("l2", f"{', '.join(NAMES)}, or module:Class of your own", option="routing")
-    settings: dict[str, Any] = setting(factory=dict, help="arguments of its constructor", option="")
+    name: str = setting(f"{', '.join(NAMES)}, or module:Class of your own", default="l2", option="routing")
+    settings: dict[str, Any] = setting(default_factory=dict, help="arguments of its constructor", option="")
 
     def build(self, own: type[Routing] | None = None) -> Routing:
         """A new routing.

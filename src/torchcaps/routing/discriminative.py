@@ -42,7 +42,7 @@ class DiscriminativeRouting(SharedRouting):
         self.register_buffer("coefficients", torch.full((inputs, outputs), self.start, requires_grad=True))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to a device or a data type as a parameter does, remaining the tensor that :class:`RoutingAscent` knows."""
+        """Move to a device or a data type as a parameter does: it remains the tensor that an ascent knows."""
         coefficients = self._buffers.get("coefficients")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if coefficients is not None:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
+from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
+from torchcaps.models.config import Own
 from torchcaps.models.files import load
-from torchcaps.routing.base import Routing
-from torchcaps.atomic import write_atomically
-from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.environment import make_fabric
+from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import usable_cores
 from torchcaps.training.plan import Plan
@@ -53,7 +53,7 @@ class TrainedRun:
 
     Args:
         path: the run folder.
-        own_routing: the class of a routing of your own, if the run was trained with one.
+        own: a routing or a backbone of your own, if the run was trained with one.
         accelerator: where to compute: auto, cpu, cuda, mps.
         threads: of the CPU; all cores if not given.
     """
@@ -62,14 +62,15 @@ class TrainedRun:
         self,
         path: Path,
         *,
-        own_routing: type[Routing] | None = None,
+        own: Own | None = None,
         accelerator: str = "auto",
         threads: int | None = None,
     ) -> None:
         self.folder = RunFolder.open(path)
         torch.set_num_threads(threads or usable_cores())
         self.fabric = make_fabric(RunConfig(accelerator=accelerator))
-        self.network = load(self.folder.network, routing=own_routing, device=self.fabric.device)
+        own = own or Own()
+        self.network = load(self.folder.network, routing=own.routing, backbone=own.backbone, device=self.fabric.device)
 
     def config(self, *, data: str | None = None, data_folder: str | None = None) -> TrainingConfig:
         """The run's settings, with all training images used for training, and possibly other data."""
@@ -91,8 +92,8 @@ class TrainedRun:
         name = plan.config.data.name
         if (given.image_shape, given.labels_per_image) != (task.image_shape, task.labels_per_image):
             raise UserError(
-                f"The network takes images of {_by(task.image_shape)} that show {task.labels_per_image or 'any number of'} "
-                f"class(es); those of {name} are {_by(given.image_shape)} and show {given.labels_per_image}."
+                f"The network takes images of {_by(task.image_shape)} that show {_count(task.labels_per_image)}; "
+                f"those of {name} are {_by(given.image_shape)} and show {_count(given.labels_per_image)}."
             )
         if len(given.classes) != len(task.classes):
             raise UserError(f"The network knows {len(task.classes)} classes, {name} has {len(given.classes)}.")
@@ -102,7 +103,9 @@ class TrainedRun:
             )
         return plan
 
-    def evaluate(self, plan: Plan | None = None, *, limit: int | None = None, network: Network | None = None) -> Evaluation:
+    def evaluate(
+        self, plan: Plan | None = None, *, limit: int | None = None, network: Network | None = None
+    ) -> Evaluation:
         """The error on the test images of the run's own plan, or of another."""
         plan = plan or self.plan()
         return evaluate(
@@ -141,14 +144,16 @@ class TrainedRun:
 
     def _measured(self, plan: Plan, network: Network) -> Measured:
         outcome = self.evaluate(plan, network=network)
-        return Measured(
-            outcome.error_percent, outcome.images, network.numbers(), round(outcome.images_per_second, 1)
-        )
+        return Measured(outcome.error_percent, outcome.images, network.numbers(), round(outcome.images_per_second, 1))
 
 
 def _has_own_shape(data: str) -> bool:
     """Whether a data set's images have a size of their own, unlike a folder's, which are brought to any."""
     return ":" not in data
+
+
+def _count(labels: int) -> str:
+    return f"{labels} class(es)" if labels else "any number of classes"
 
 
 def _by(shape: Sequence[int]) -> str:

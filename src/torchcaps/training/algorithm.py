@@ -7,7 +7,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor
 
-from torchcaps.data.batches import Batch
+from torchcaps.data.splits import Batch
 from torchcaps.functional import at_least_float32, presence, reconstruction_loss
 from torchcaps.models.base import Network, Output
 from torchcaps.training.config import TrainingConfig

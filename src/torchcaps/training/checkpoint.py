@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcaps.errors import UserError
 from torchcaps.atomic import UNFINISHED, DamagedFile
+from torchcaps.errors import UserError
 from torchcaps.storage import read_tensors, write_tensors
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
@@ -34,6 +34,16 @@ class Checkpoints:
         write_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **state})
         left_by_a_kill = self.folder.glob(f".*{UNFINISHED}")
         for path in [*left_by_a_kill, *self.paths()[:-KEPT]]:
+            path.unlink()
+
+    def restamp(self, settings: dict[str, Any]) -> None:
+        """Make the newest checkpoint one of a run with these settings, and forget the older ones."""
+        if not self.paths():
+            return
+        *older, newest = self.paths()
+        tensors, state = read_tensors(newest)
+        write_tensors(newest, tensors, {**state, "settings": settings})
+        for path in older:
             path.unlink()
 
     def load_newest(

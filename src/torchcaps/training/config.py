@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from torchcaps.models.base import Network
 
 DEFAULT_EPOCHS = 10
+DEFAULT_WARMUP = 50
 MANY = 10**12
-EXECUTION = ("run.threads", "run.devices", "run.accelerator", "run.out", "run.pictures", "data.folder")
+EXECUTION = (
+    "run.threads",
+    "run.devices",
+    "run.accelerator",
+    "run.out",
+    "run.pictures",
+    "run.tensorboard",
+    "data.folder",
+)
 """What may differ between the start of a run and its continuation without changing what is computed."""
 
 
@@ -29,38 +38,53 @@ class OptimiserConfig(Settings):
     title = "optimiser"
 
     name: str = setting(
-        "adam",
-        "adam, or muon: orthogonalised momentum for the large matrices, Adam for the rest",
-        choices=("adam", "muon"),
+        "muon: orthogonalised momentum for the large matrices, Adam for the rest; or adam or sgd for all",
+        default="muon",
+        choices=("muon", "adam", "sgd"),
         option="optimizer",
     )
-    learning_rate: float = setting(1e-3, "Adam's, at its highest", least=0, most=10)
-    matrix_rate: float = setting(0.01, "learning rate of the large matrices with muon", least=0, most=10)
-    momentum: float = setting(0.95, "of muon", least=0, below=1)
-    weight_decay: float = setting(0.0, "share of a weight, times its rate, that a step takes away", least=0, most=100)
+    learning_rate: float = setting("of adam and sgd, at its highest", default=1e-3, least=0, most=10)
+    matrix_rate: float = setting("learning rate of the large matrices with muon", default=0.01, least=0, most=10)
+    momentum: float = setting("of muon", default=0.95, least=0, below=1)
+    weight_decay: float = setting(
+        "share of a weight, times its rate, that a step takes away", default=0.0, least=0, most=100
+    )
     schedule: str = setting(
-        "cosine",
         "learning rate over time: cosine or linear to zero, staircase (the paper's), or constant",
+        default="cosine",
         choices=("cosine", "linear", "staircase", "constant"),
     )
-    warmup: int = setting(50, "steps over which the learning rate rises from zero", least=0, most=MANY)
-    decay: float = setting(0.96, "staircase: factor of each stair", least=0, most=1)
-    decay_every: int = setting(1000, "staircase: steps between stairs", least=1, most=MANY)
+    warmup: int | None = setting(
+        "steps over which the learning rate rises from zero [50, a tenth of a short run]",
+        default=None,
+        least=0,
+        most=MANY,
+    )
+    decay: float = setting("staircase: factor of each stair", default=0.96, least=0, most=1)
+    decay_every: int = setting("staircase: steps between stairs", default=1000, least=1, most=MANY)
     average: float = setting(
-        0.0, "decay of a running average of the weights, which is then used (0: none)", least=0, below=1
+        "decay of a running average of the weights, which is then used (0: none)", default=0.0, least=0, below=1
     )
     reconstruction_weight: float = setting(
-        0.0005, "weight of the summed squared reconstruction error", least=0, most=1000
+        "weight of the summed squared reconstruction error", default=0.0005, least=0, most=1000
     )
 
     def build(self, network: Network) -> Optimizer:
         """The optimiser of a network's weights."""
+        from torch.optim import SGD
+
         from torchcaps.optim import Muon, parameter_groups
 
-        matrices = network.matrices() if self.name == "muon" else []
-        known = {id(parameter) for parameter, _ in matrices}
-        others = [parameter for parameter in network.parameters() if id(parameter) not in known]
-        groups = parameter_groups(matrices, others, rate=self.matrix_rate)
+        if self.name == "sgd":
+            return SGD(
+                network.parameters(),
+                lr=self.learning_rate,
+                momentum=self.momentum,
+                nesterov=self.momentum > 0,
+                weight_decay=self.weight_decay,
+            )
+        rate = self.matrix_rate if self.name == "muon" else None
+        groups = parameter_groups(network, lr=self.learning_rate, matrix_lr=rate)
         return Muon(groups, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
@@ -69,35 +93,40 @@ class AscentConfig(Settings):
 
     title = "discriminative routing"
 
-    gamma: float = setting(0.1, "γ, the size of a coefficient step", least=0, most=1e6)
-    decaying_gamma: bool = setting(False, "let γ rise and fall with the learning rate instead of staying as it is")
+    gamma: float = setting("γ, the size of a coefficient step", default=0.1, least=0, most=1e6)
+    decaying_gamma: bool = setting(
+        "let γ rise and fall with the learning rate instead of staying as it is", default=False
+    )
     objective: str = setting(
-        "difference",
         "right minus wrong squared lengths (the paper's), balanced: one right class weighs as much as all wrong ones, "
         "or the logarithm of the ratio for each class",
+        default="difference",
         choices=("difference", "balanced", "ratio"),
     )
     rule: str = setting(
-        "plain", "of a coefficient step: plain (the paper's) or adam", choices=("plain", "adam"), option="ascent"
+        "of a coefficient step: plain (the paper's) or adam",
+        default="plain",
+        choices=("plain", "adam"),
+        option="ascent",
     )
     constraint: str = setting(
-        "none",
         "fixed-norm: keep the norm of every class capsule's coefficients as it was at the start",
+        default="none",
         choices=("none", "fixed-norm"),
     )
     shrinkage: str = setting(
-        "gradient",
         "the penalty as part of the gradient (the paper's), as a proximal step, with which L1 reaches exact zeros, or "
         "as one on all coefficients of a capsule or of a type of capsules together, which removes them as a whole",
+        default="gradient",
         choices=("gradient", "proximal", "capsules", "types"),
     )
     alternation: str = setting(
-        "fused",
         "coefficient steps use the weight step's forward pass (fused), or one of their own (strict)",
+        default="fused",
         choices=("fused", "strict"),
     )
-    weight_steps: int = setting(1, "n_b, weight steps on each batch", least=1, most=1000)
-    routing_steps: int = setting(1, "n_r, coefficient steps on each batch", least=0, most=1000)
+    weight_steps: int = setting("n_b, weight steps on each batch", default=1, least=1, most=1000)
+    routing_steps: int = setting("n_r, coefficient steps on each batch", default=1, least=0, most=1000)
 
     def check(self) -> None:
         if self.shrinkage != "gradient" and self.rule != "plain":
@@ -147,49 +176,68 @@ class RunConfig(Settings):
 
     title = "run"
 
-    epochs: int | None = setting(None, f"passes over the training images [{DEFAULT_EPOCHS}]", least=1, most=10**9)
-    steps: int | None = setting(None, "training steps, instead of epochs", least=1, most=MANY)
-    batch_size: int = setting(128, "images in a step, over all devices", least=1, most=10**6)
-    seed: int = setting(0, "of weights, order and augmentation", least=0, most=2**63 - 1)
-    threads: int | None = setting(None, "CPU threads of each process [cores / devices]", least=1, most=1024)
-    devices: int = setting(1, "processes, one for each device", least=1, most=4096)
-    accelerator: str = setting("auto", "auto, cpu, cuda, mps: whatever Lightning Fabric knows")
+    epochs: int | None = setting(
+        f"passes over the training images [{DEFAULT_EPOCHS}, more of a few images]", default=None, least=1, most=10**9
+    )
+    steps: int | None = setting("training steps, instead of epochs", default=None, least=1, most=MANY)
+    batch_size: int | None = setting(
+        "images in a step, over all devices [128, fewer of a few images]", default=None, least=1, most=10**6
+    )
+    seed: int = setting("of weights, order and augmentation", default=0, least=0, most=2**63 - 1)
+    threads: int | None = setting("CPU threads of each process [cores / devices]", default=None, least=1, most=1024)
+    devices: int = setting("processes, one for each device", default=1, least=1, most=4096)
+    accelerator: str = setting("auto, cpu, cuda, mps: whatever Lightning Fabric knows", default="auto")
     precision: str = setting(
-        "32-true",
         "Lightning Fabric's name for it",
+        default="32-true",
         choices=("32-true", "bf16-mixed", "16-mixed", "64-true"),
     )
-    out: str | None = setting(None, "folder for the run [runs/DATA-ROUTING-TIME]")
-    log_every: int = setting(20, "steps between rows of metrics.csv", least=1, most=MANY)
+    out: str | None = setting("folder for the run [runs/DATA-ROUTING-TIME]", default=None)
+    log_every: int = setting("steps between rows of metrics.csv", default=20, least=1, most=MANY)
     evaluate_every: int | None = setting(
-        None, "steps between evaluations [an epoch, 2000 at the most]", least=1, most=MANY
+        "steps between evaluations [an epoch, 2000 at the most]", default=None, least=1, most=MANY
     )
     evaluation_images: int | None = setting(
-        None, "images to evaluate on before the last step [all]", least=1, most=MANY
+        "images to evaluate on before the last step [all]", default=None, least=1, most=MANY
     )
-    checkpoint_every: int = setting(500, "steps between checkpoints", least=1, most=MANY)
-    pictures: bool = setting(True, "draw the run when it is done")
+    checkpoint_every: int = setting("steps between checkpoints", default=500, least=1, most=MANY)
+    keep: str | None = setting(
+        "which state becomes the network: best on the validation images, or last [best if there are any]",
+        default=None,
+        choices=("best", "last"),
+    )
+    patience: int | None = setting(
+        "stop after this many evaluations without a better one on the validation images",
+        default=None,
+        least=1,
+        most=MANY,
+    )
+    start_from: str | None = setting(
+        "start with the weights of another run or model file, as far as they fit", default=None, option="from"
+    )
+    tensorboard: bool = setting("write TensorBoard logs into the run folder too", default=False)
+    pictures: bool = setting("draw the run when it is done", default=True)
     test_images: int | None = setting(
-        None, "evaluate on this many images only [all; multi-mnist: 10000]", least=1, most=MANY
+        "evaluate on this many images only [all; multi-mnist: 10000]", default=None, least=1, most=MANY
     )
 
     def check(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise SettingError("epochs", "and steps cannot both be given")
-        if self.batch_size % self.devices:
+        if self.batch_size is not None and self.batch_size % self.devices:
             raise SettingError("batch_size", f"{self.batch_size} cannot be shared evenly by {self.devices} devices")
 
 
 class TrainingConfig(Settings):
     """One training run."""
 
-    data: DataConfig = setting(DataConfig())
-    augmentation: AugmentationConfig = setting(AugmentationConfig())
-    model: ModelConfig = setting(CapsNetConfig())
-    routing: RoutingConfig = setting(RoutingConfig())
-    optimiser: OptimiserConfig = setting(OptimiserConfig())
-    ascent: AscentConfig = setting(AscentConfig())
-    run: RunConfig = setting(RunConfig())
+    data: DataConfig = setting(default=DataConfig())
+    augmentation: AugmentationConfig = setting(default=AugmentationConfig())
+    model: ModelConfig = setting(default=CapsNetConfig())
+    routing: RoutingConfig = setting(default=RoutingConfig())
+    optimiser: OptimiserConfig = setting(default=OptimiserConfig())
+    ascent: AscentConfig = setting(default=AscentConfig())
+    run: RunConfig = setting(default=RunConfig())
 
     def check(self) -> None:
         if self.ascent.shrinkage != "gradient" and self.optimiser.average:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from torchcaps.atomic import read_bytes
 from torchcaps.errors import UserError
 from torchcaps.settings import SettingError
-from torchcaps.atomic import read_bytes
 from torchcaps.training.config import TrainingConfig
 
 LARGEST_FILE = 2**20

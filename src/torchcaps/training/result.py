@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torchcaps.atomic import read_bytes, write_atomically
 from torchcaps.errors import UserError
 from torchcaps.settings import Settings, setting
-from torchcaps.atomic import read_bytes, write_atomically
 
 LARGEST_FILE = 2**20
 
@@ -18,7 +18,7 @@ class RunResult(Settings):
 
     data: str = setting()
     model: str = setting()
-    routing: str | None = setting(None)
+    routing: str | None = setting(default=None)
     reconstruction: bool = setting()
     seed: int = setting()
     steps: int = setting()
@@ -27,7 +27,7 @@ class RunResult(Settings):
     images_seen: int = setting()
     test_error_percent: float = setting()
     test_images: int = setting()
-    validation_error_percent: float | None = setting(None)
+    validation_error_percent: float | None = setting(default=None)
     train_images_per_second: float = setting()
     evaluate_images_per_second: float = setting()
     parameters: int = setting()
@@ -38,8 +38,8 @@ class RunResult(Settings):
     processes: int = setting()
     device: str = setting()
     processor: str = setting()
-    versions: dict[str, Any] = setting(factory=dict)
-    commit: str | None = setting(None)
+    versions: dict[str, Any] = setting(default_factory=dict)
+    commit: str | None = setting(default=None)
 
     def write(self, path: Path) -> None:
         write_atomically(path, (json.dumps(self.to_mapping(), indent=2) + "\n").encode())

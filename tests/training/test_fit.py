@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from commands import TINY_FLAGS, command_environment
-from torchcaps.models import load_network
+from torchcaps import load
 from torchcaps.storage import read_tensors
 
 STEPS = 30
@@ -24,7 +24,7 @@ RUN += ["--ascent", "adam", "--gamma", 1e-3]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_network(folder / "model.safetensors")[0].state_dict()
+    return load(folder).state_dict()
 
 
 def learned(folder: Path) -> list[dict[str, str]]:
@@ -38,13 +38,13 @@ def learned(folder: Path) -> list[dict[str, str]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happened to."""
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    command = [sys.executable, "-m", "torchcaps", "train", *map(str, RUN), "--out", str(folder)]
+    command = [sys.executable, "-P", "-m", "torchcaps", "train", *map(str, RUN), "--out", str(folder)]
     subprocess.run(command, check=True, capture_output=True, env=command_environment())
     return folder
 
 
 def start(folder: Path, *more: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torchcaps", "train", *map(str, RUN), "--out", str(folder), *map(str, more)]
+    command = [sys.executable, "-P", "-m", "torchcaps", "train", *map(str, RUN), "--out", str(folder), *map(str, more)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=command_environment()
     )
@@ -112,7 +112,7 @@ def test_killed_before_the_first_checkpoint_starts_again_from_the_beginning(undi
     assert (folder / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_signal_saves_says_how_to_resume_and_loses_nothing(undisturbed, torchcaps, tmp_path, number):
     folder = tmp_path / "stopped"
     process = start(folder)
@@ -153,17 +153,17 @@ def test_a_finished_run_is_not_run_again(undisturbed, torchcaps):
 
 
 def test_numbers_that_are_not_finite_stop_the_run_and_leave_the_last_good_checkpoint(torchcaps, tmp_path):
-    flags = [*TINY_FLAGS, "--steps", 60, "--checkpoint-every", 2, "--gamma", 1e30, "--log-every", 5]
+    flags = [*TINY_FLAGS, "--steps", 60, "--checkpoint-every", 2, "--gamma", 1e6, "--start", 1e6, "--log-every", 5]
     stopped = torchcaps("train", *flags, "--out", "run")
     assert stopped.returncode == 2
     assert "not finite" in stopped.stderr
     assert "step" in stopped.stderr
-    assert "--gamma" in stopped.stderr
+    assert "gamma" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert not (tmp_path / "run" / "result.json").exists()
     for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors"):
         tensors, _ = read_tensors(path)
-        assert all(each.isfinite().all() for name, each in tensors.items() if name.startswith("network"))
+        assert all(tensor.isfinite().all() for name, tensor in tensors.items() if name.startswith("network"))
 
 
 @pytest.mark.parametrize("alternation", ["fused", "strict"])

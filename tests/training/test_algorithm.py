@@ -2,21 +2,27 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
+from commands import config_of
+from torchcaps import CapsuleNetwork, margin_loss
 from torchcaps.data import Batch
-from torchcaps.functional import margin_loss, multi_hot
-from torchcaps.models import CapsuleNetwork
-from torchcaps.routing import ROUTINGS, L2Routing, make_routing
-from torchcaps.train import TrainOptions
-from torchcaps.train.algorithm import STATISTICS, AlternatingTrainer
+from torchcaps.functional import presence
+from torchcaps.routing.registry import ROUTINGS
+from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 
 
 def trainer_for(routing: str = "l2", **settings: object) -> AlternatingTrainer:
     torch.manual_seed(1)
-    options = TrainOptions(**{"schedule": "constant", "warmup": 0, "gamma": 0.1, "routing": routing, **settings})
+    config = config_of(**{"schedule": "constant", "warmup": 0, "gamma": 0.1, "routing": routing, **settings})
     network = CapsuleNetwork(
-        (1, 20, 20), 3, [make_routing(routing)], conv_channels=4, primary_capsules=2, decoder=options.reconstruction
+        (1, 20, 20),
+        3,
+        ROUTINGS[routing](),
+        conv_channels=4,
+        primary_capsules=2,
+        weight_std=ROUTINGS[routing].weight_std,
+        reconstruction=config.model.reconstruction,
     )
-    return AlternatingTrainer(Fabric(accelerator="cpu", devices=1), network, options, total_steps=10)
+    return AlternatingTrainer(Fabric(accelerator="cpu", devices=1), network, config, total_steps=10)
 
 
 def some_batch() -> Batch:
@@ -26,7 +32,7 @@ def some_batch() -> Batch:
 
 
 def snapshot(trainer: AlternatingTrainer) -> dict[str, torch.Tensor]:
-    return {name: each.clone() for name, each in trainer.network.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in trainer.network.state_dict().items()}
 
 
 COEFFICIENTS = "layers.0.routing.coefficients"
@@ -58,9 +64,8 @@ def test_fused_coefficient_steps_see_the_old_weights_and_strict_ones_the_new():
     def expected(weights: dict[str, torch.Tensor]) -> torch.Tensor:
         trainer = trainer_for()
         trainer.network.load_state_dict({**weights, COEFFICIENTS: start[COEFFICIENTS]})
-        totals = trainer.network(batch.images).capsules.totals
         assert trainer.ascent is not None
-        trainer.ascent.step(trainer.ascent.directions(totals, multi_hot(batch.labels, 3)))
+        trainer.ascent.step(trainer.network(batch.images).capsules, batch.labels)
         return snapshot(trainer)[COEFFICIENTS]
 
     torch.testing.assert_close(moved["fused"][COEFFICIENTS], expected(start))
@@ -76,9 +81,9 @@ def test_several_steps_of_both_kinds_on_one_batch(alternation):
     )
     for trainer in (once, often):
         trainer.step(some_batch(), 0)
-    steps = next(iter(often.optimizer.optimizer.state.values()))["step"]
+    steps = next(iter(often.optimiser.optimizer.state.values()))["step"]
     assert steps == 2
-    moved = [(snapshot(each)[COEFFICIENTS] - 1).abs().mean() for each in (once, often)]
+    moved = [(snapshot(trainer)[COEFFICIENTS] - 1).abs().mean() for trainer in (once, often)]
     assert moved[1] > 2 * moved[0]
 
 
@@ -92,13 +97,13 @@ def test_a_batch_is_learned_by_heart(routing):
 def test_the_statistics_describe_the_batch():
     trainer, batch = trainer_for(reconstruction=False), some_batch()
     lengths = trainer.network(batch.images).capsules.activations.detach()
-    present = multi_hot(batch.labels, 3)
+    shown = presence(batch.labels, 3)
     named = dict(zip(STATISTICS, trainer.step(batch, 0).tolist()))
-    assert named["loss"] == pytest.approx(float(margin_loss(lengths, present)), rel=1e-5)
+    assert named["loss"] == pytest.approx(float(margin_loss(lengths, shown)), rel=1e-5)
     assert named["reconstruction_loss"] == 0
     assert named["train_error"] == pytest.approx(100 * float((lengths.argmax(1) != batch.labels[:, 0]).float().mean()))
-    assert named["length_right"] == pytest.approx(float(lengths[present > 0].mean()), rel=1e-5)
-    assert named["length_wrong"] == pytest.approx(float(lengths[present == 0].mean()), rel=1e-5)
+    assert named["length_right"] == pytest.approx(float(lengths[shown > 0].mean()), rel=1e-5)
+    assert named["length_wrong"] == pytest.approx(float(lengths[shown == 0].mean()), rel=1e-5)
 
 
 def test_the_average_follows_the_weights_and_is_what_is_used():
@@ -111,13 +116,14 @@ def test_the_average_follows_the_weights_and_is_what_is_used():
         torch.testing.assert_close(used[name], decay * start[name] + (1 - decay) * now[name])
 
 
-def test_state_is_whole_a_restored_trainer_continues_bit_by_bit():
-    settings = {"ascent": "adam", "average": 0.9}
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_state_is_whole_a_restored_trainer_continues_bit_by_bit(optimizer):
+    settings = {"ascent": "adam", "average": 0.9, "optimizer": optimizer}
     original = trainer_for(**settings)
     for step in range(3):
         original.step(some_batch(), step)
     restored = trainer_for(**settings)
-    restored.load_tensors({name: each.clone() for name, each in original.tensors().items()})
+    restored.load_tensors({name: tensor.clone() for name, tensor in original.tensors().items()})
     for trainer in (original, restored):
         trainer.step(some_batch(), 3)
     torch.testing.assert_close(restored.tensors(), original.tensors(), rtol=0, atol=0)
@@ -126,15 +132,14 @@ def test_state_is_whole_a_restored_trainer_continues_bit_by_bit():
 def test_no_ascent_without_discriminative_routing():
     assert trainer_for("dynamic").ascent is None
     assert trainer_for("learned").ascent is None
-    assert isinstance(trainer_for("l2").network.ascending()[0], L2Routing)
+    assert trainer_for("l2").ascent is not None
 
 
 def test_learned_coefficients_descend_the_loss_and_uniform_ones_stay():
     batch = some_batch()
     learned = trainer_for("learned", reconstruction=False)
     before = snapshot(learned)[COEFFICIENTS]
-    present = multi_hot(batch.labels, 3)
-    loss = margin_loss(learned.network(batch.images).capsules.activations, present)
+    loss = margin_loss(learned.network(batch.images).capsules.activations, batch.labels)
     (slope,) = torch.autograd.grad(loss, learned.network.layers[0].routing.coefficients)
     learned.step(batch, 0)
     moved = snapshot(learned)[COEFFICIENTS] - before

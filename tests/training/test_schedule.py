@@ -1,11 +1,11 @@
 import pytest
 
-from torchcaps.train import TrainOptions
-from torchcaps.train.schedule import learning_rate
+from torchcaps.training.config import OptimiserConfig
+from torchcaps.training.schedule import rate_factor
 
 
-def rates(total: int, **options: object) -> list[float]:
-    return [learning_rate(step, total, TrainOptions(learning_rate=1.0, **options)) for step in range(total)]
+def rates(total: int, **settings: object) -> list[float]:
+    return [rate_factor(step, total, OptimiserConfig(**settings)) for step in range(total)]
 
 
 def test_constant():

@@ -1,29 +1,31 @@
 import pytest
 import torch
 
-from torchcaps import plots
+from torchcaps import CapsuleNetwork
 from torchcaps.data import Batch
-from torchcaps.evaluate import Evaluation
-from torchcaps.models import CapsuleNetwork
-from torchcaps.routing import ROUTINGS, make_routing
+from torchcaps.plots import run as plots
+from torchcaps.routing.registry import ROUTINGS
+from torchcaps.training.evaluation import Evaluation
 
 CLASSES = ("ant", "bee", "cow")
 
 
-def network_for(routing: str, present: int = 1) -> CapsuleNetwork:
-    return CapsuleNetwork((1, 21, 19), 3, [make_routing(routing)], conv_channels=4, primary_capsules=2, present=present)
+def network_for(routing: str, labels: int = 1) -> CapsuleNetwork:
+    return CapsuleNetwork(
+        (1, 21, 19), CLASSES, ROUTINGS[routing](), conv_channels=4, primary_capsules=2, labels_per_image=labels
+    )
 
 
-def sample(present: int = 1) -> Batch:
+def sample(count: int = 1) -> Batch:
     images = torch.rand(9, 1, 21, 19)
-    labels = torch.stack([torch.randperm(3)[:present] for _ in range(9)])
-    return Batch(images, labels, images[:, None].expand(-1, present, -1, -1, -1))
+    labels = torch.stack([torch.randperm(3)[:count] for _ in range(9)])
+    return Batch(images, labels, images[:, None].expand(-1, count, -1, -1, -1))
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("present", [1, 2])
-def test_pictures_of_every_routing_can_be_drawn(routing, present, tmp_path):
-    network, batch = network_for(routing, present), sample(present)
+@pytest.mark.parametrize("count", [1, 2])
+def test_pictures_of_every_routing_can_be_drawn(routing, count, tmp_path):
+    network, batch = network_for(routing, count), sample(count)
     plots.reconstructions(network, batch, CLASSES).savefig(tmp_path / "a.png")
     plots.coefficients(network, batch, CLASSES).savefig(tmp_path / "b.png")
 

@@ -1,18 +1,17 @@
 import torch
 from lightning_fabric import Fabric
 
+from torchcaps import CapsuleNetwork
 from torchcaps.data import ImageSplit, OverlappingDigits
-from torchcaps.evaluate import confusion_matrix, evaluate
-from torchcaps.functional import multi_hot
-from torchcaps.models import CapsuleNetwork
-from torchcaps.routing import L2Routing
+from torchcaps.functional import presence
+from torchcaps.training.evaluation import confusion_matrix, evaluate
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
 
-def network_for(shape: tuple[int, int, int], present: int = 1) -> CapsuleNetwork:
+def network_for(shape: tuple[int, int, int], labels: int = 1) -> CapsuleNetwork:
     return CapsuleNetwork(
-        shape, 4, [L2Routing()], conv_channels=4, primary_capsules=2, decoder=False, present=present
+        shape, 4, conv_channels=4, primary_capsules=2, reconstruction=False, labels_per_image=labels
     ).folded()
 
 
@@ -36,7 +35,7 @@ def test_a_limit_evaluates_the_first_images():
 def test_an_overlapping_image_is_right_only_if_both_classes_are_found():
     pixels = torch.randint(256, (12, 1, 20, 20), dtype=torch.uint8)
     split = OverlappingDigits(pixels, torch.arange(12) % 4, name="test", copies=3)
-    network = network_for((1, 28, 28), present=2)
+    network = network_for((1, 28, 28), labels=2)
     outcome = evaluate(network, split, fabric=FABRIC)
     batch = split.fetch(torch.arange(36)).on("cpu")
     found = network(batch.images).capsules.activations.topk(2).indices
@@ -47,10 +46,10 @@ def test_an_overlapping_image_is_right_only_if_both_classes_are_found():
 
 
 def test_confusion_of_several_classes_keeps_the_row_sums():
-    present = multi_hot(torch.tensor([[0, 1], [0, 1], [2, 3]]), 4)
-    found = multi_hot(torch.tensor([[0, 1], [1, 2], [0, 1]]), 4)
-    matrix = confusion_matrix(present, found)
-    torch.testing.assert_close(matrix.sum(1), present.sum(0))
+    shown = presence(torch.tensor([[0, 1], [0, 1], [2, 3]]), 4)
+    found = presence(torch.tensor([[0, 1], [1, 2], [0, 1]]), 4)
+    matrix = confusion_matrix(shown, found)
+    torch.testing.assert_close(matrix.sum(1), shown.sum(0))
     assert matrix[0, 0] == 1
     assert matrix[0, 2] == 1
     assert matrix[2, 0] == 0.5
