@@ -7,7 +7,7 @@ from pretend import finish
 
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.cells import all_cells
-from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, changed_settings, collect
+from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, agrees, changed_settings, collect
 from torchcaps.models.config import CnnConfig
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.training.config import OptimiserConfig, TrainingConfig
@@ -103,14 +103,25 @@ def test_only_settings_that_differ_from_their_defaults_are_kept():
     same = RoutingConfig(name="l2", settings={"strength": 1e-5})
     assert changed_settings(TrainingConfig(routing=same)) == {}
     changed = TrainingConfig(
-        model=CnnConfig(conv_channels=8), optimiser=OptimiserConfig(name="muon"), routing=RoutingConfig(name="l1")
+        model=CnnConfig(conv_channels=8), optimiser=OptimiserConfig(name="sgd"), routing=RoutingConfig(name="l1")
     )
     assert changed_settings(changed) == {
         "model.name": "cnn",
         "model.conv_channels": 8,
         "routing.name": "l1",
-        "optimiser.name": "muon",
+        "optimiser.name": "sgd",
     }
+
+
+def test_what_a_configuration_leaves_open_may_be_anything():
+    asked = TrainingConfig(routing=RoutingConfig(name="dynamic"))
+    trained = asked.replace(run=asked.run.replace(batch_size=8, epochs=3))
+    assert agrees(asked, changed_settings(trained))
+    assert agrees(trained, changed_settings(trained))
+    assert not agrees(trained, changed_settings(asked))
+    assert not agrees(asked, {**changed_settings(trained), "augmentation.shift": 1})
+    assert not agrees(asked, {**changed_settings(trained), "routing.iterations": 1})
+    assert not agrees(asked, {"routing": "dynamic", "steps": 900})  # older names: another routing than that of today
 
 
 def test_a_row_has_all_that_a_result_has():

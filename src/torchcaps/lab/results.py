@@ -23,6 +23,8 @@ from torchcaps.training.config import TrainingConfig
 from torchcaps.training.folder import COLUMNS, RunFolder
 from torchcaps.training.result import RunResult
 
+OPEN = (None, "auto")
+"""What is decided when a run starts, from its data."""
 RESULTS, CURVES = "results.csv", "curves.csv.gz"
 Key = tuple[str, str]
 """Experiment and run."""
@@ -37,7 +39,9 @@ class RunRow(RunResult):
     run: str = setting(help="its name in the experiment, such as mnist/l2-fc/seed-0")
     method: str = setting()
     views_error_percent: float | None = setting(default=None, help="with several views of an image averaged")
-    settings: dict[str, Any] = setting(factory=dict, help="those that differ from the defaults, as section.name")
+    settings: dict[str, Any] = setting(
+        default_factory=dict, help="those that differ from the defaults, as section.name"
+    )
 
     @property
     def key(self) -> Key:
@@ -122,10 +126,30 @@ def changed_settings(config: TrainingConfig) -> dict[str, Any]:
     >>> changed_settings(TrainingConfig(routing=RoutingConfig(name="dynamic", settings={"iterations": 2})))
     {'routing.name': 'dynamic', 'routing.iterations': 2}
     """
-    values = _flat(config)
-    default = _flat(TrainingConfig(model=type(config.model)(), routing=config.routing.replace(settings={})))
-    default |= {"model.name": "capsnet", "routing.name": "l2"}
-    return {name: value for name, value in values.items() if value != default.get(name)}
+    default = _defaults(config) | {"model.name": "capsnet", "routing.name": "l2"}
+    return {name: value for name, value in _flat(config).items() if value != default.get(name)}
+
+
+def agrees(config: TrainingConfig, settings: Mapping[str, Any]) -> bool:
+    """Whether the settings of a run are those of a configuration, which may leave some open.
+
+    Args:
+        config: what was asked for.
+        settings: what a run was trained with, as :func:`changed_settings` tells it.
+    """
+    asked, trained = _flat(config), _defaults(config) | dict(settings)
+    same = all(value in OPEN or trained.get(name) == value for name, value in asked.items())
+    return same and settings.keys() <= asked.keys()
+
+
+def default_of(name: str) -> Any:
+    """The default of a setting ``section.name`` of the capsnet; None for one of a routing."""
+    return TrainingConfig().determining().get(name)
+
+
+def _defaults(config: TrainingConfig) -> dict[str, Any]:
+    """The defaults of all settings that a configuration has, which depend on its model and routing."""
+    return _flat(TrainingConfig(model=type(config.model)(), routing=config.routing.replace(settings={})))
 
 
 def _flat(config: TrainingConfig) -> dict[str, Any]:
@@ -165,8 +189,3 @@ def _parsed(line: dict[str, str]) -> RunRow:
 def _short(value: float | None) -> str:
     """Seven digits: what a 32-bit number has."""
     return "" if value is None else f"{value:.7g}"
-
-
-def default_of(name: str) -> Any:
-    """The default of a setting ``section.name`` of the capsnet; None for one of a routing."""
-    return TrainingConfig().determining().get(name)

@@ -31,7 +31,7 @@ def test_ratios_are_to_the_reference_with_both_allocator_settings(capsys, tmp_pa
     report.run_bench(threads=[1], kinds=["l2", "dynamic"], out=tmp_path / "results", as_json=True)
     summary = json.loads(capsys.readouterr().out)
     training = {row["case"]: row for row in summary["rows"] if (row["network"], row["what"]) == ("mnist", "training")}
-    assert set(training) == {"reference", "reference, memory kept", "dynamic", "l2", "l2, strict"}
+    assert set(training) == {"reference", "reference, memory kept", "dynamic", "l2", "l2, strict", "l2, muon"}
     assert training["l2"]["times_reference"] == 5.0
     assert training["l2"]["times_reference_kept"] == 3.0
     assert training["l2"]["memory_mb"] == 300.0
@@ -40,7 +40,7 @@ def test_ratios_are_to_the_reference_with_both_allocator_settings(capsys, tmp_pa
     assert {path.suffix for path in (tmp_path / "results").iterdir()} == {".csv", ".json", ".png"}
     (table,) = (tmp_path / "results").glob("*-1-threads-torch-*-mnist.csv")
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert len(rows) == 5 + 4 + 3 * len(report.CLASS_COUNTS)
+    assert len(rows) == 6 + 4 + 3 * len(report.CLASS_COUNTS)
     assert next(row for row in rows if row["case"] == "l2")["times_reference"] == "5.0"
 
 

@@ -39,6 +39,7 @@ def test_labels_tell_the_cases_apart():
     assert TrainingStep(kind="reference", keep=False).label == "reference"
     assert TrainingStep(kind="reference").label == "reference, memory kept"
     assert TrainingStep(kind="l2", alternation="strict").label == "l2, strict"
+    assert TrainingStep(kind="l2", optimiser="muon").label == "l2, muon"
 
 
 def test_the_spread_is_half_the_range():

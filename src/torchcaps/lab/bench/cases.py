@@ -20,7 +20,7 @@ from torchcaps.ops import keep_memory
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.routing.discriminative import DiscriminativeRouting
 from torchcaps.training.algorithm import AlternatingTrainer
-from torchcaps.training.config import AscentConfig, TrainingConfig
+from torchcaps.training.config import AscentConfig, OptimiserConfig, TrainingConfig
 
 REFERENCE = "reference"
 
@@ -70,10 +70,12 @@ class TrainingStep(NetworkCase):
     """One iteration of Algorithm 1."""
 
     alternation: str = "fused"
+    optimiser: str = "adam"
 
     @property
     def label(self) -> str:
-        return super().label + (", strict" if self.alternation == "strict" else "")
+        strict = ", strict" if self.alternation == "strict" else ""
+        return super().label + strict + (", muon" if self.optimiser == "muon" else "")
 
     def work(self) -> Callable[[], object]:
         network, batch = NETWORKS[self.network], self.batch()
@@ -81,7 +83,10 @@ class TrainingStep(NetworkCase):
             return training_step(ReferenceNetwork(network), batch.images, batch.labels, batch.parts)
         routing = RoutingConfig() if self.kind in MODEL_NAMES else RoutingConfig(name=self.kind)
         config = TrainingConfig(
-            model=network.model_of(self.kind), routing=routing, ascent=AscentConfig(alternation=self.alternation)
+            model=network.model_of(self.kind),
+            routing=routing,
+            optimiser=OptimiserConfig(name=self.optimiser, warmup=0),
+            ascent=AscentConfig(alternation=self.alternation),
         )
         fabric = Fabric(accelerator="cpu", devices=1)
         trainer = AlternatingTrainer(fabric, network.build(self.kind), config, total_steps=10**6)

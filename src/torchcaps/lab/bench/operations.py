@@ -24,6 +24,7 @@ def training_gflop(network_name: str, batch: int) -> float:
     network = NETWORKS[network_name].build("l2")
     assert isinstance(network, CapsuleNetwork)
     front = network.front
+    assert isinstance(front, ImageCapsules)
     channels, image_channels, kernel = front.first.weight.shape[:3]
     hidden = _hidden_size(front, network.image_shape)
     first = batch * hidden[0] * hidden[1] * channels * (image_channels * kernel**2 + 1)

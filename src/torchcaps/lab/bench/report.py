@@ -125,7 +125,9 @@ def network_rows(
         cases = [step(kind=REFERENCE, keep=keep, **common) for keep in (False, True)]
         cases += [step(kind=kind, **common) for kind in kinds]
         if what == "training" and "l2" in kinds:
-            cases.append(step(kind="l2", alternation="strict", **common))
+            cases += [
+                step(kind="l2", **common, **other) for other in ({"alternation": "strict"}, {"optimiser": "muon"})
+            ]
         measured = measure(cases, rounds=rounds, say=_say)
         for measurement in measured:
             row = {"network": network, "what": what, **_row(measurement)}

@@ -11,7 +11,9 @@ from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.budgets import BUDGETS
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, Benchmark
-from torchcaps.training.config import DEFAULT_EPOCHS, TrainingConfig
+from torchcaps.lab.results import agrees, changed_settings
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.defaults import filled_in
 from torchcaps.training.files import to_yaml
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.result import RunResult
@@ -58,9 +60,9 @@ class Cell:
 
     @property
     def total_steps(self) -> int:
-        run = self.config.run
-        per_epoch = max(1, self.benchmark.train_images // run.batch_size)
-        return run.steps or (run.epochs or DEFAULT_EPOCHS) * per_epoch
+        images = self.benchmark.train_images
+        run = filled_in(self.config, images=images, has_validation=False).run
+        return run.steps or (run.epochs or 1) * (images // (run.batch_size or 1))
 
     def result(self) -> RunResult:
         return RunResult.read(self.folder.result)
@@ -72,7 +74,7 @@ class Cell:
 
     def check_settings(self) -> None:
         """Refuse what was begun here with other settings, for another budget perhaps."""
-        if self.folder.config().determining() != self.config.determining():
+        if not agrees(self.config, changed_settings(self.folder.config())):
             raise UserError(
                 f"{self.folder.path} was trained with other settings. Choose another --out, or remove that folder."
             )

@@ -134,7 +134,7 @@ class Report:
             lines.append(
                 f"- {benchmark.title}: {benchmark.goal:g} % aimed at, {best.mean:.2f} % by {best.title}, the lowest of "
                 f"{len(found)} means: {met}, after {best.runs[0].images_seen:,} training images of the "
-                f"{(paper.steps or 0) * paper.batch_size:,} that the paper's settings have."
+                f"{(paper.steps or 0) * (paper.batch_size or 0):,} that the paper's settings have."
             )
         yield "How far that is from what the budget aims at, about the best of the paper:"
         yield "\n".join(lines)

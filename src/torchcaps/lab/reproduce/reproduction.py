@@ -21,7 +21,7 @@ from torchcaps.lab.reproduce.reconstruction import draw_reconstructions
 from torchcaps.lab.reproduce.report import RUNTIME, Report
 from torchcaps.lab.reproduce.runtime import measure_runtime
 from torchcaps.lab.reproduce.worker import Execution
-from torchcaps.lab.results import RESULTS, Results, changed_settings, collect
+from torchcaps.lab.results import RESULTS, Results, agrees, collect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Reproduction:
             for cell in all_cells(self.budget, self._root, seeds=1, first_seed=seed):
                 if cell.started:
                     cell.check_settings()
-                if cell.name in rows and rows[cell.name].settings != changed_settings(cell.config):
+                if cell.name in rows and not agrees(cell.config, rows[cell.name].settings):
                     raise UserError(
                         f"{self.out / RESULTS} has {cell.name} trained with other settings. Choose another --out."
                     )

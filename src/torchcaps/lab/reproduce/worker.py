@@ -49,7 +49,6 @@ def main(arguments: Sequence[str]) -> int:
     try:
         follow_parent()
         from torchcaps.ops import keep_memory
-        from torchcaps.plots.run import Pictures
         from torchcaps.training.files import read_config
         from torchcaps.training.fit import fit
         from torchcaps.training.folder import RunFolder
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         keep_memory()
         config = Execution(**json.loads(execution)).applied(read_config(Path(recipe)), folder)
         begun = RunFolder(folder).config_file.exists()
-        fit(config, resume=folder if begun else None, callbacks=[Pictures(config.run.pictures)])
+        fit(config, resume=folder if begun else None)
     except UserError as error:
         print(error, file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
