@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from naive import naive_orthogonalised
-from torchcaps import CapsuleNetwork, Muon
-from torchcaps.ops import taps_first
+from torchcaps import CapsuleLayer, CapsuleNetwork, Muon
 from torchcaps.optim import orthogonalised, orthogonaliser, parameter_groups
 from torchcaps.storage import read_tensors, write_tensors
 
@@ -28,7 +27,7 @@ def as_matrix(tensor: Tensor, outputs: tuple[int, ...]) -> Tensor:
 def in_order(tensor: Tensor, order: str) -> Tensor:
     """The same numbers, lying in memory otherwise."""
     if order == "taps first" and tensor.ndim == 4:
-        return taps_first(tensor)
+        return tensor.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
     if order == "channels last" and tensor.ndim == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
     return tensor.contiguous()
@@ -247,30 +246,36 @@ def test_schedules_change_the_rate_of_every_group():
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.005]
 
 
-def test_the_groups_of_a_network_hold_each_of_its_parameters_once():
+@pytest.mark.parametrize("matrix_lr", [0.02, None])
+def test_the_groups_of_a_network_hold_each_of_its_parameters_once(matrix_lr):
     network = CapsuleNetwork((1, 20, 20), 3, layers=[(6, 4)], conv_channels=4, primary_capsules=2)
-    matrices = network.matrices()
+    groups = parameter_groups(network, lr=1e-3, matrix_lr=matrix_lr)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    outputs = {names[id(parameter)]: axes for parameter, axes in matrices}
-    assert outputs == {
-        "front.first.weight": (0,),
-        "front.second.weight": (0,),
-        "layers.0.weight": (2, 3),
-        "layers.1.weight": (2, 3),
-    }
-    known = {id(parameter) for parameter, _ in matrices}
-    others = [parameter for parameter in network.parameters() if id(parameter) not in known]
-    groups = parameter_groups(matrices, others, rate=0.02)
     held = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(held) == sorted(names)
-    assert [group.get("lr") for group in groups] == [0.02, 0.02, None]
+    outputs = {names[id(parameter)]: group["outputs"] for group in groups for parameter in group["params"]}
+    expected = {"front.first.weight": (0,), "front.second.weight": (0,), "layers.0.weight": (2, 3)}
+    for name, axes in expected.items():
+        assert outputs[name] == (axes if matrix_lr else None)
+    assert outputs["front.first.bias"] is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "matrix_rate", "rate"), [(9216 // 8, 0.01, 1e-3), (4 * 9216 // 8, 0.005, 2.5e-4), (2, 0.04, 1.6e-2)]
+)
+def test_capsule_weights_with_more_inputs_take_smaller_steps(inputs, matrix_rate, rate):
+    layer = CapsuleLayer(inputs, 8, 3, 4)
+    (group,) = [group for group in parameter_groups(layer, lr=1e-3, matrix_lr=0.01) if group["params"]]
+    assert group["lr"] == pytest.approx(matrix_rate)
+    (group,) = [
+        group for group in parameter_groups(layer, lr=1e-3, matrix_lr=None) if layer.weight in set(group["params"])
+    ]
+    assert group["lr"] == pytest.approx(rate)
 
 
 def test_a_network_learns_with_it():
     network = CapsuleNetwork((1, 20, 20), 2, conv_channels=4, primary_capsules=2, reconstruction=False)
-    known = {id(parameter) for parameter, _ in network.matrices()}
-    others = [parameter for parameter in network.parameters() if id(parameter) not in known]
-    optimizer = Muon(parameter_groups(network.matrices(), others, rate=0.02))
+    optimizer = Muon(parameter_groups(network, matrix_lr=0.02))
     images, labels = torch.rand(16, 1, 20, 20), torch.arange(16) % 2
     images[:8] *= 0.3
     losses = []

@@ -28,7 +28,7 @@ class Description(Settings):
     task: TaskConfig = setting()
     routing: RoutingConfig = setting()
 
-    def build(self, own: Own) -> Network:
+    def build(self, own: Own | None = None) -> Network:
         return self.model.build(self.task, self.routing, own)
 
 

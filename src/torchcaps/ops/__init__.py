@@ -2,7 +2,6 @@
 
 from torchcaps.ops.allocator import keep_memory
 from torchcaps.ops.conv_pair import TransformedKernel, conv_pair, transform_kernel
-from torchcaps.ops.phases import taps_first
 from torchcaps.ops.strided_conv import strided_conv2d
 
-__all__ = ["TransformedKernel", "conv_pair", "keep_memory", "strided_conv2d", "taps_first", "transform_kernel"]
+__all__ = ["TransformedKernel", "conv_pair", "keep_memory", "strided_conv2d", "transform_kernel"]

@@ -59,8 +59,6 @@ def conv_pair(
 
     ``kernel`` is ``transform_kernel(weight2, ...)``, for using the same weights many times without gradients.
 
-    Keeping ``taps_first(weight2)`` as the parameter saves its transposition in every step.
-
     >>> images = torch.rand(2, 1, 28, 28)
     >>> weight1, weight2 = torch.randn(16, 1, 9, 9), torch.randn(32, 16, 9, 9)
     >>> conv_pair(images, weight1, None, weight2, None, stride=2).shape

@@ -63,19 +63,6 @@ class Gradient:
         return flat.view(*flat.shape[:2], *self.tail)
 
 
-def taps_first(weight: Tensor) -> Tensor:
-    """The same (O, C, rows, cols) weight, in the memory order (cols, rows, O, C) that the kernels work in.
-
-    Optional: a layer that keeps its parameter so saves two transpositions of it in every training step. Optimisers,
-    ``load_state_dict`` and ``torch.save`` keep the order; formats that want contiguous memory need ``.contiguous()``.
-
-    >>> weight = torch.randn(4, 3, 9, 9)
-    >>> torch.equal(taps_first(weight), weight), taps_first(weight).permute(3, 2, 0, 1).is_contiguous()
-    (True, True)
-    """
-    return to_taps(weight.detach()).permute(2, 3, 1, 0)
-
-
 def to_taps(weight: Tensor) -> Tensor:
     """(O, C, rows, cols) -> (cols, rows, O, C). Free for a weight whose memory has that order already."""
     taps = weight.permute(3, 2, 0, 1)

@@ -1,5 +1,5 @@
-"""Measurements side by side in one run: speed and memory of every routing, and of what everyone writes."""
+"""Speed and memory of every routing beside a plain reference, all in one run.
 
-from torchcaps.bench.report import run_bench
-
-__all__ = ["run_bench"]
+`networks` (what) -> `reference` (beside what) -> `cases` (one thing to time each) -> `measure` (in turns, each in a
+process) -> `operations` (the arithmetic limit) -> `report` (ratios, files, pictures).
+"""

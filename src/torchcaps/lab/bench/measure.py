@@ -6,15 +6,16 @@ import contextlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
 
-from torchcaps.bench.cases import Case
 from torchcaps.errors import UserError
-from torchcaps.train.environment import peak_memory_mb, usable_cores
+from torchcaps.lab.bench.cases import Case
+from torchcaps.training.environment import peak_memory_mb
+from torchcaps.training.host import usable_cores
 
 SLOW = 5.0  # seconds
 
@@ -67,11 +68,16 @@ class Worker:
             answer = self._ask(self._calls)
             self.times = [] if self.dead else [*self.times, answer]
 
-    def finish(self) -> float:
-        """End the process; returns its memory in MB."""
-        memory = self._ask(0)
+    def memory_mb(self) -> float:
+        """The memory of the process, which ends with that."""
+        return self._ask(0)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.terminate()
         self._process.join()
-        return memory
 
     def _ask(self, calls: int) -> float:
         """Seconds a call, over some calls in a row; for no calls, the memory. NaN once the process has died."""
@@ -86,19 +92,15 @@ class Worker:
 
 
 def _serve(pipe: Connection, case: Case) -> None:
-    before = _peak_memory_mb()
+    cpu = torch.device("cpu")
+    before = peak_memory_mb(cpu)
     work = case.prepare()
     while calls := pipe.recv():
         started = time.perf_counter()
         for _ in range(calls):
             work()
         pipe.send((time.perf_counter() - started) / calls)
-    pipe.send(_peak_memory_mb() - before)
-
-
-def _peak_memory_mb() -> float:
-    """The most memory this process has held, as the operating system counts it."""
-    return peak_memory_mb(torch.device("cpu"))
+    pipe.send(peak_memory_mb(cpu) - before)
 
 
 def measure(
@@ -109,8 +111,8 @@ def measure(
     Each turn lasts about ``seconds``. A case that takes longer than SLOW has one turn only; one that dies, for want
     of memory most likely, has no times.
     """
-    with _quiet_exit():
-        workers = [Worker(case) for case in cases]
+    with contextlib.ExitStack() as stack:  # ends all workers, however the measurement ends
+        workers = [stack.enter_context(Worker(case)) for case in cases]
         for worker in workers:
             worker.warm_up(seconds)
             if worker.dead:
@@ -119,19 +121,7 @@ def measure(
             say(f"round {number + 1} of {rounds}")
             for worker in workers:
                 worker.take_turn()
-        memory = [worker.finish() for worker in workers]
-    return [Measurement(worker.case, tuple(worker.times), mb) for worker, mb in zip(workers, memory)]
-
-
-@contextlib.contextmanager
-def _quiet_exit() -> Iterator[None]:
-    """End all workers, however the measurement ends."""
-    try:
-        yield
-    finally:
-        for child in multiprocessing.active_children():
-            child.terminate()
-            child.join()
+        return [Measurement(worker.case, tuple(worker.times), worker.memory_mb()) for worker in workers]
 
 
 def gemm_rate(threads: int, *, rounds: int = 7) -> float:
@@ -150,9 +140,9 @@ def gemm_rate(threads: int, *, rounds: int = 7) -> float:
     return 2 * 20 * 128 * 256 * 256 / best / 1e9
 
 
-def check_threads(threads: int | None) -> int:
+def check_threads(threads: int) -> int:
     """The number of threads to use; more than there are cores would measure the scheduler."""
     cores = usable_cores()
-    if threads is not None and threads > cores:
+    if threads > cores:
         raise UserError(f"--threads {threads} is more than the {cores} cores of this machine.")
-    return threads or cores
+    return threads

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torchcaps.recipes import find_recipe
-from torchcaps.reproduce.paper import METHODS, Benchmark
-from torchcaps.train import TrainOptions, read_options
+from torchcaps.lab.reproduce.paper import METHODS, Benchmark
+from torchcaps.training.config import TrainingConfig
 
-Values = dict[str, Any]
-BOOKKEEPING = (
-    "log_every",
-    "evaluate_every",
-    "evaluation_images",
-    "checkpoint_every",
-    "pictures",
-)  # no matter for the outcome
+Values = Mapping[str, Mapping[str, Any]]
+BOOKKEEPING = ("run.log_every", "run.evaluate_every", "run.evaluation_images", "run.checkpoint_every", "run.seed")
+"""Settings that are no matter for the outcome, or differ between the runs of a cell."""
 
 
 @dataclass(frozen=True)
@@ -26,68 +20,97 @@ class Budget:
     """A way to train every cell."""
 
     summary: str
-    values: Callable[[Benchmark, str], Values]
-    """Options of a benchmark and method, but for the routing, the reconstruction network and the seed."""
-    seeds: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How many seeds a data set gets unless asked otherwise; 1 if it is not named."""
+    recipe: Callable[[Benchmark, str], Values]
+    """Settings of a benchmark and method, but for the routing, the reconstruction network and the seed."""
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    """How many seeds a cell, DATA/METHOD, gets unless asked otherwise; 1 if it is not named."""
     rounds: int = 5
     """Rounds of the runtime measurement."""
     batch_size: int = 128
     """Images in a step of the runtime measurement."""
 
-    def options(self, benchmark: Benchmark, method: str, seed: int) -> TrainOptions:
-        fixed = {
-            "routing": METHODS[method].routing,
-            "reconstruction": benchmark.reconstructs(method),
-            "seed": seed,
-        }
-        return TrainOptions(**{**self.values(benchmark, method), **fixed})
+    def config(self, benchmark: Benchmark, method: str, seed: int) -> TrainingConfig:
+        values = {section: dict(part) for section, part in self.recipe(benchmark, method).items()}
+        values["routing"] = _routing(values.get("routing", {}), METHODS[method].routing)
+        values.setdefault("model", {})["reconstruction"] = benchmark.reconstructs(method)
+        values.setdefault("run", {})["seed"] = seed
+        return TrainingConfig.from_mapping(values)
+
+
+def _routing(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A recipe's settings as far as this routing has them: one recipe serves several methods."""
+    from torchcaps.routing.registry import ROUTINGS
+
+    known = {key for routing in ROUTINGS.values() for key in inspect.signature(routing).parameters}
+    foreign = known - set(inspect.signature(ROUTINGS[name]).parameters)
+    return {
+        "name": name,
+        "settings": {key: value for key, value in given.get("settings", {}).items() if key not in foreign},
+    }
+
+
+def _read(recipe: str) -> Values:
+    from torchcaps.training.files import find_recipe, read_mapping
+
+    return read_mapping(find_recipe(recipe))
 
 
 def _paper(benchmark: Benchmark, method: str) -> Values:
     # The uniform baseline, which the paper does not have, is trained like the L2 network it is a baseline of.
     routing = "l2" if METHODS[method].routing == "uniform" else METHODS[method].routing
     without = benchmark.decoder and not benchmark.reconstructs(method)
-    return read_options(find_recipe(f"{benchmark.data}-{routing}{'-no-reconstruction' if without else ''}"))
+    return _read(f"{benchmark.data}-{routing}{'-no-reconstruction' if without else ''}")
 
 
 def _cpu(benchmark: Benchmark, method: str) -> Values:
-    return read_options(find_recipe(f"{benchmark.data}-cpu"))
+    return _read(f"{benchmark.data}-cpu")
 
 
 def _smoke(benchmark: Benchmark, method: str) -> Values:
     """A tiny network on embedded stand-ins: whether everything works, not how well."""
     return {
-        "data": "multi-digits" if benchmark.data == "multi-mnist" else "digits",
-        "conv_channels": 8,
-        "primary_capsules": 4,
-        "batch_size": 16,
-        "steps": 6,
-        "warmup": 2,
-        "evaluate_every": 2,
-        "checkpoint_every": 2,
-        "log_every": 2,
-        "test_images": 100,
-        "pictures": False,
+        "data": {"name": "multi-digits" if benchmark.data == "multi-mnist" else "digits"},
+        "model": {"conv_channels": 8, "primary_capsules": 4},
+        "optimiser": {"warmup": 2},
+        "run": {
+            "batch_size": 16,
+            "steps": 6,
+            "evaluate_every": 2,
+            "checkpoint_every": 2,
+            "log_every": 2,
+            "test_images": 100,
+            "pictures": False,
+        },
     }
 
 
+_SEVERAL = {
+    "mnist": ("dr", "l2", "l1-fc"),
+    "fashion-mnist": ("dr", "l2-fc", "l1-fc", "uniform-fc"),
+}
 BUDGETS = {
     "smoke": Budget(
         "tiny networks on embedded stand-ins, to see that everything works", _smoke, rounds=1, batch_size=8
     ),
     "cpu": Budget(
-        "our recipes for ordinary processors, minutes a run, chosen on held-out training images",
+        "our recipes for ordinary processors, chosen on held-out training images",
         _cpu,
-        {"fashion-mnist": 3},
+        {f"{data}/{method}": 3 for data, methods in _SEVERAL.items() for method in methods},
     ),
     "paper": Budget("the paper's iterations and settings, for a machine with GPUs", _paper),
 }
 
 
-def differences(budget: Budget, benchmark: Benchmark, method: str) -> dict[str, tuple[Any, Any]]:
-    """The options in which a budget differs from the paper's setting: name -> (paper, budget)."""
-    published = dataclasses.asdict(BUDGETS["paper"].options(benchmark, method, 0))
-    own = dataclasses.asdict(budget.options(benchmark, method, 0))
-    compared = [name for name in own if name not in BOOKKEEPING]
-    return {name: (published[name], own[name]) for name in compared if own[name] != published[name]}
+def differences(settings: Mapping[str, Any], benchmark: Benchmark, method: str) -> dict[str, tuple[Any, Any]]:
+    """In what the settings of a run differ from the paper's: name -> (the paper's, the run's).
+
+    Args:
+        settings: those that differ from the defaults, as a row of ``results.csv`` has them.
+        benchmark, method: the cell.
+    """
+    from torchcaps.lab.results import changed_settings, default_of
+
+    published = changed_settings(BUDGETS["paper"].config(benchmark, method, 0))
+    names = [name for name in dict.fromkeys([*published, *settings]) if name not in BOOKKEEPING]
+    pairs = {name: tuple(part.get(name, default_of(name)) for part in (published, settings)) for name in names}
+    return {name: (paper, here) for name, (paper, here) in pairs.items() if paper != here}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
-from torchcaps.reproduce.budgets import BUDGETS
-from torchcaps.reproduce.paper import BENCHMARKS, METHODS, Benchmark
-from torchcaps.storage import write_atomically
-from torchcaps.train import RunFolder, TrainOptions
-from torchcaps.train.options import EXECUTION
+from torchcaps.lab.reproduce.budgets import BUDGETS
+from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, Benchmark
+from torchcaps.lab.results import agrees, changed_settings
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.defaults import filled_in
+from torchcaps.training.files import to_yaml
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.result import RunResult
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Cell:
     benchmark: Benchmark
     method: str
     seed: int
-    options: TrainOptions
+    config: TrainingConfig
     root: Path
 
     @property
@@ -45,19 +46,26 @@ class Cell:
         return self.root / f"{self.name}.log"
 
     @property
+    def lock(self) -> Path:
+        """Held by whoever has this cell trained."""
+        return self.root / f"{self.name}.lock"
+
+    @property
     def done(self) -> bool:
         return self.folder.result.exists()
 
     @property
     def started(self) -> bool:
-        return self.folder.config.exists()
+        return self.folder.config_file.exists()
 
-    def result(self) -> dict[str, Any]:
-        try:
-            result: dict[str, Any] = json.loads(self.folder.result.read_text(encoding="utf-8"))
-        except ValueError:
-            raise UserError(f"{self.folder.result} is damaged. Remove {self.folder.path} to train it again.") from None
-        return result
+    @property
+    def total_steps(self) -> int:
+        images = self.benchmark.train_images
+        run = filled_in(self.config, images=images, has_validation=False).run
+        return run.steps or (run.epochs or 1) * (images // (run.batch_size or 1))
+
+    def result(self) -> RunResult:
+        return RunResult.read(self.folder.result)
 
     def steps_done(self) -> int:
         """Steps so far, as far as they have been written down."""
@@ -66,7 +74,7 @@ class Cell:
 
     def check_settings(self) -> None:
         """Refuse what was begun here with other settings, for another budget perhaps."""
-        if _settings(self.folder.options()) != _settings(self.options):
+        if not agrees(self.config, changed_settings(self.folder.config())):
             raise UserError(
                 f"{self.folder.path} was trained with other settings. Choose another --out, or remove that folder."
             )
@@ -77,19 +85,13 @@ class Cell:
             self.recipe.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"Cannot write to {self.recipe.parent}: {error.strerror}. Choose another --out.") from error
-        defaults = dataclasses.asdict(TrainOptions())
-        chosen = {name: value for name, value in _settings(self.options).items() if value != defaults[name]}
-        lines = [f"{name}: {json.dumps(value)}\n" for name, value in chosen.items()]  # JSON is YAML, too
-        write_atomically(self.recipe, "".join(lines).encode())
+        content = to_yaml(self.config).encode()
+        if not (self.recipe.exists() and self.recipe.read_bytes() == content):
+            write_atomically(self.recipe, content)
 
     def forget_checkpoints(self) -> None:
         """A cell that is done needs no checkpoint, which would take three times the room of its network."""
         shutil.rmtree(self.folder.checkpoints.folder, ignore_errors=True)
-
-
-def _settings(options: TrainOptions) -> dict[str, Any]:
-    """What determines the numbers of a run, leaving out where and how it is executed."""
-    return {name: value for name, value in dataclasses.asdict(options).items() if name not in (*EXECUTION, "out")}
 
 
 def all_cells(budget: str, root: Path, *, seeds: int | None = None, first_seed: int = 0) -> list[Cell]:
@@ -97,10 +99,10 @@ def all_cells(budget: str, root: Path, *, seeds: int | None = None, first_seed: 
     chosen = BUDGETS[budget]
     cells = []
     for benchmark in BENCHMARKS.values():
-        count = seeds or chosen.seeds.get(benchmark.data, 1)
-        for seed in range(first_seed, first_seed + count):
-            for method in benchmark.published:
-                cells.append(Cell(benchmark, method, seed, chosen.options(benchmark, method, seed), root))
+        for method in benchmark.published:
+            count = seeds or chosen.seeds.get(f"{benchmark.data}/{method}", 1)
+            for seed in range(first_seed, first_seed + count):
+                cells.append(Cell(benchmark, method, seed, chosen.config(benchmark, method, seed), root))
     return sorted(cells, key=lambda cell: cell.seed)
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from torchcaps.reproduce.cells import Cell
+from torchcaps.lab.reproduce.cells import Cell
 
 REFRESH_SECONDS = 2.0
 
@@ -28,10 +28,10 @@ class CellDisplay:
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
             self._bars = Progress(*columns, console=console)
-            self._overall = self._bars.add_task("all cells", total=sum(map(_steps, cells)), numbers="")
+            self._overall = self._bars.add_task("all cells", total=sum(cell.total_steps for cell in cells), numbers="")
 
     def __enter__(self) -> CellDisplay:
-        self._say(f"{len(self._cells)} cells, of which {self._done()} are done")
+        self.say(f"{len(self._cells)} cells, of which {self._done()} are done")
         if self._bars is not None:
             self._bars.start()
             self.refresh()
@@ -44,18 +44,17 @@ class CellDisplay:
             self._bars.stop()
 
     def started(self, cell: Cell) -> None:
-        self._say(f"{cell.name}: {'goes on' if cell.started else 'starts'}")
+        self.say(f"{cell.name}: {'goes on' if cell.started else 'starts'}")
 
     def finished(self, cell: Cell, problem: str | None) -> None:
         if problem:
-            self._say(f"{cell.name}: {problem}")
+            self.say(f"{cell.name}: {problem}")
         else:
             result = cell.result()
-            kind = "test" if result["validation_error_percent"] is None else "validation"
-            self._say(f"{cell.name}: {result[f'{kind}_error_percent']:.2f} % {kind} error, {result['seconds']:.0f} s")
+            self.say(f"{cell.name}: {result.test_error_percent:.2f} % test error, {result.seconds:.0f} s")
         if self._done() < len(self._cells):
-            left = _spoken(self._seconds_left({each.name: _reached(each) for each in self._cells}))
-            self._say(f"{self._done()} of {len(self._cells)} cells are done, {left}")
+            left = _spoken(self._seconds_left({other.name: _reached(other) for other in self._cells}))
+            self.say(f"{self._done()} of {len(self._cells)} cells are done, {left}")
 
     def refresh(self) -> None:
         """Look how far the cells have come."""
@@ -69,12 +68,12 @@ class CellDisplay:
                 self._bars.remove_task(self._tasks.pop(name))
             elif steps and not cell.done:
                 if name not in self._tasks:
-                    self._tasks[name] = self._bars.add_task(name, total=_steps(cell), numbers="")
-                self._bars.update(self._tasks[name], completed=steps, numbers=f"{steps}/{_steps(cell)}")
+                    self._tasks[name] = self._bars.add_task(name, total=cell.total_steps, numbers="")
+                self._bars.update(self._tasks[name], completed=steps, numbers=f"{steps}/{cell.total_steps}")
         numbers = f"{self._done()}/{len(self._cells)} cells, {_spoken(self._seconds_left(reached))}"
         self._bars.update(self._overall, completed=sum(reached.values()), numbers=numbers)
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _done(self) -> int:
@@ -85,7 +84,7 @@ class CellDisplay:
         for cell in self._cells:
             if reached[cell.name] and not (cell.done and cell.name in self._pace):
                 self._pace[cell.name] = _seconds(cell) / reached[cell.name]
-        left = [(_steps(cell) - reached[cell.name]) * self._expected_pace(cell) for cell in self._cells]
+        left = [(cell.total_steps - reached[cell.name]) * self._expected_pace(cell) for cell in self._cells]
         return sum(left) / self.side_by_side if self._pace else None
 
     def _expected_pace(self, cell: Cell) -> float:
@@ -98,17 +97,13 @@ class CellDisplay:
         return 0.0
 
 
-def _steps(cell: Cell) -> int:
-    return cell.options.steps or 0
-
-
 def _reached(cell: Cell) -> int:
-    return _steps(cell) if cell.done else cell.steps_done()
+    return cell.total_steps if cell.done else cell.steps_done()
 
 
 def _seconds(cell: Cell) -> float:
     """Seconds so far; of a cell that is done, with its start and its evaluations."""
-    return float(cell.result()["seconds"] if cell.done else cell.folder.read_metrics()[-1]["seconds"] or 0.0)
+    return cell.result().seconds if cell.done else cell.folder.read_metrics()[-1]["seconds"] or 0.0
 
 
 def _spoken(seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -9,26 +10,34 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from torchcaps.errors import UserError
-from torchcaps.reproduce.cells import Cell
-from torchcaps.reproduce.display import CellDisplay
-from torchcaps.train.environment import END_WITH_PARENT, usable_cores
-from torchcaps.train.options import flag
+from torchcaps.lab.reproduce.cells import Cell
+from torchcaps.lab.reproduce.display import CellDisplay
+from torchcaps.lab.reproduce.worker import Execution
+from torchcaps.training.host import END_WITH_PARENT, usable_cores
 
 POLL_SECONDS = 0.5
 
 
-class Stopped(Exception):
+class Stopped(UserError):
     """Asked to stop by a signal; the cell that was being trained has saved where it is."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__("Stopped. The same command goes on from here.")
         self.exit_code = 128 + signal_number
+
+
+class Busy(Exception):
+    """Somebody else is training the cell."""
 
 
 class Failure(NamedTuple):
@@ -37,7 +46,7 @@ class Failure(NamedTuple):
 
 
 def run_cells(
-    cells: Sequence[Cell], *, execution: Mapping[str, Any], ray_address: str | None, display: CellDisplay
+    cells: Sequence[Cell], *, execution: Execution, ray_address: str | None, display: CellDisplay
 ) -> list[Failure]:
     """Train whatever is not done yet; returns the cells that could not be."""
     for cell in cells:
@@ -45,33 +54,30 @@ def run_cells(
     waiting = [cell for cell in cells if not cell.done]
     with display, _signals_stop():
         if ray_address is None:
-            failures = [failure for cell in waiting if (failure := _here(cell, execution, display))]
-        else:
-            failures = _on_ray(waiting, execution, ray_address, display)
-    return failures
+            return _here(waiting, execution, display)
+        return _on_ray(waiting, execution, ray_address, display)
 
 
-def command(cell: Cell, execution: Mapping[str, Any]) -> list[str]:
-    """The command line that trains a cell, or goes on with it."""
-    flags = [part for name, value in execution.items() if value is not None for part in (flag(name), str(value))]
-    what = (
-        ["--resume", str(cell.folder.path)]
-        if cell.started
-        else ["--recipe", str(cell.recipe), "--out", str(cell.folder.path)]
-    )
-    return ["train", *what, *flags]
+@contextlib.contextmanager
+def claimed(cell: Cell) -> Iterator[None]:
+    """Within it, nobody else has this cell trained; raises :class:`Busy` if somebody has."""
+    try:
+        with FileLock(cell.lock, timeout=0):
+            yield
+    except Timeout:
+        raise Busy from None
 
 
-def train(cell: Cell, execution: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None) -> str | None:
+def train(cell: Cell, execution: Execution, meanwhile: Callable[[], None] = lambda: None) -> str | None:
     """Train a cell in a process of its own, with its output in the cell's log; returns what went wrong, if anything."""
-    arguments = [sys.executable, "-m", "torchcaps.cli", *command(cell, execution)]
+    command = [sys.executable, "-P", "-m", "torchcaps.lab.reproduce.worker"]
     with cell.log.open("a") as log:
         process = subprocess.Popen(
-            arguments,
+            [*command, str(cell.recipe), str(cell.folder.path), execution.to_json()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, END_WITH_PARENT: str(os.getpid())},
+            env={**os.environ, END_WITH_PARENT: str(os.getpid()), "PYTHONSAFEPATH": "1"},
         )
         try:
             while process.poll() is None:
@@ -90,15 +96,33 @@ def train(cell: Cell, execution: Mapping[str, Any], meanwhile: Callable[[], None
     return lines[-1] if lines else f"ended with exit code {process.returncode}"
 
 
-def _here(cell: Cell, execution: Mapping[str, Any], display: CellDisplay) -> Failure | None:
-    display.started(cell)
-    reason = train(cell, execution, display.refresh)
-    display.finished(cell, reason)
-    return Failure(cell, reason) if reason else None
+def _here(cells: Sequence[Cell], execution: Execution, display: CellDisplay) -> list[Failure]:
+    """One after the other; those that somebody else is training come last, and are waited for."""
+    waiting, busy, failures = deque(cells), set[str](), []
+    while waiting:
+        cell = waiting.popleft()
+        try:
+            with claimed(cell):
+                reason = None
+                if not cell.done:
+                    display.started(cell)
+                    reason = train(cell, execution, display.refresh)
+        except Busy:
+            waiting.append(cell)
+            if cell.name not in busy:
+                busy.add(cell.name)
+                display.say(f"{cell.name}: another process is training it, and is waited for")
+            elif all(other.name in busy for other in waiting):
+                time.sleep(POLL_SECONDS)
+            continue
+        display.finished(cell, reason)
+        if reason:
+            failures.append(Failure(cell, reason))
+    return failures
 
 
-def _on_ray(cells: Sequence[Cell], execution: Mapping[str, Any], address: str, display: CellDisplay) -> list[Failure]:
-    execution = {**execution, "threads": execution.get("threads") or 1, "devices": execution.get("devices") or 1}
+def _on_ray(cells: Sequence[Cell], execution: Execution, address: str, display: CellDisplay) -> list[Failure]:
+    execution = replace(execution, threads=execution.threads or 1, devices=execution.devices or 1)
     ray = _connected(address)
     try:
         needed = _needed_on_ray(ray, execution, display)
@@ -144,13 +168,13 @@ def _check_reachable(address: str) -> None:
         raise UserError(f"Cannot reach Ray at '{address}': {error}. Give HOST:PORT, 'auto' or 'local'.") from None
 
 
-def _needed_on_ray(ray: Any, execution: Mapping[str, Any], display: CellDisplay) -> dict[str, int]:
+def _needed_on_ray(ray: Any, execution: Execution, display: CellDisplay) -> dict[str, int]:
     """The CPUs and GPUs of a cell; tells the display how many cells fit on the cluster at a time."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    accelerator = execution.get("accelerator") or "auto"
+    accelerator = execution.accelerator or "auto"
     with_gpus = accelerator in ("cuda", "gpu") or (accelerator == "auto" and any(node.get("GPU") for node in nodes))
-    processes = execution["devices"]
-    needed = {"CPU": processes * execution["threads"], "GPU": processes if with_gpus else 0}
+    processes = execution.devices or 1
+    needed = {"CPU": processes * (execution.threads or 1), "GPU": processes if with_gpus else 0}
     places = sum(min(int(node.get(kind, 0) // count) for kind, count in needed.items() if count) for node in nodes)
     if not places:
         wanted = " and ".join(f"{count} {kind}s" for kind, count in needed.items() if count)
@@ -167,10 +191,15 @@ def _outcome(ray: Any, future: Any) -> str | None:
     return reason
 
 
-def _train_remotely(cell: Cell, execution: Mapping[str, Any], directory: Path) -> str | None:
+def _train_remotely(cell: Cell, execution: Execution, directory: Path) -> str | None:
     """On a worker, which shares the file system with whoever asked."""
     os.chdir(directory)
-    return train(cell, execution)
+    while True:
+        try:
+            with claimed(cell):
+                return None if cell.done else train(cell, execution)
+        except Busy:
+            time.sleep(POLL_SECONDS)
 
 
 class _signals_stop:

@@ -1,10 +1,10 @@
-"""Numbers and pictures of the cells that are done."""
+"""Numbers and pictures of finished runs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-from torchcaps.errors import UserError
-from torchcaps.reproduce.cells import Cell
-from torchcaps.reproduce.paper import METHODS, Benchmark
+from torchcaps.lab.reproduce.paper import METHODS, Benchmark
+from torchcaps.lab.results import Curve, Results, RunRow
 
 COLOURS = {
     "dr": "C7",
@@ -33,7 +32,8 @@ class Column:
 
     benchmark: Benchmark
     method: str
-    cells: tuple[Cell, ...]
+    runs: tuple[RunRow, ...]
+    curves: tuple[Curve, ...]
 
     @property
     def title(self) -> str:
@@ -42,7 +42,7 @@ class Column:
     @property
     def errors(self) -> dict[int, float]:
         """Test error in percent by seed."""
-        return {cell.seed: cell.result()["test_error_percent"] for cell in self.cells}
+        return {run.seed: run.test_error_percent for run in self.runs}
 
     @property
     def mean(self) -> float:
@@ -51,24 +51,30 @@ class Column:
     @property
     def deviation(self) -> float | None:
         """The standard deviation over seeds, if there are several."""
-        return statistics.stdev(self.errors.values()) if len(self.cells) > 1 else None
+        return statistics.stdev(self.errors.values()) if len(self.runs) > 1 else None
+
+    @property
+    def mean_of_views(self) -> float | None:
+        """The mean error with several views averaged, if all runs have it."""
+        errors = [run.views_error_percent for run in self.runs if run.views_error_percent is not None]
+        return statistics.fmean(errors) if len(errors) == len(self.runs) else None
 
     @property
     def test_images(self) -> int:
-        return int(self.cells[0].result()["test_images"])
+        return self.runs[0].test_images
 
 
 Columns = Mapping[str, Column]
 
 
-def columns(cells: Iterable[Cell], benchmark: Benchmark) -> dict[str, Column]:
-    """Those that have at least one finished cell, by method, in the paper's order."""
-    done = [cell for cell in cells if cell.benchmark is benchmark and cell.done]
+def columns(results: Results, benchmark: Benchmark) -> dict[str, Column]:
+    """Those that have at least one finished run, by method, in the paper's order."""
     found = {}
     for method in benchmark.published:
-        own = tuple(cell for cell in done if cell.method == method)
+        own = [row for row in results.rows.values() if row.run.startswith(f"{benchmark.data}/{method}/")]
         if own:
-            found[method] = Column(benchmark, method, own)
+            runs = tuple(sorted(own, key=lambda row: row.seed))
+            found[method] = Column(benchmark, method, runs, tuple(results.curves.get(run.key, []) for run in runs))
     return found
 
 
@@ -128,22 +134,16 @@ class Comparison:
         return f"{way} in one run, which decides nothing" if len(self.seeds) == 1 else way
 
 
-def first_reached(cell: Cell, error: float) -> tuple[float, float] | None:
+def first_reached(curve: Curve, error: float) -> tuple[float, float] | None:
     """Step and training seconds of the first evaluation at or below this error."""
-    for step, seconds, reached in _evaluations(cell):
-        if reached <= error:
-            return step, seconds
-    return None
+    return next(((step, seconds) for step, seconds, reached in _evaluations(curve) if reached <= error), None)
 
 
-def _evaluations(cell: Cell) -> list[tuple[float, float, float]]:
+def _evaluations(curve: Curve) -> list[tuple[float, float, float]]:
     """(step, seconds, error) of every evaluation."""
-    rows = cell.folder.read_metrics()
-    if not rows:
-        raise UserError(f"{cell.folder.path} has no metrics. Remove it to train that cell again.")
     return [
-        (float(row["step"] or 0), float(row["seconds"] or 0), float(row["evaluation_error"]))
-        for row in rows
+        (row["step"] or 0.0, row["seconds"] or 0.0, row["evaluation_error"])
+        for row in curve
         if row["evaluation_error"] is not None
     ]
 
@@ -153,10 +153,12 @@ def convergence(benchmark: Benchmark, found: Columns) -> Figure:
     figure = Figure(figsize=(10, 4), layout="constrained")
     by_step, by_time = figure.subplots(1, 2, sharey=True)
     for method, column in found.items():
-        curves = [_evaluations(cell) for cell in column.cells]
+        curves = [evaluations for curve in column.curves if (evaluations := _evaluations(curve))]
+        if not curves:
+            continue
         length = min(map(len, curves))
         points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
-        on_fewer = column.cells[0].options.evaluation_images is not None  # all but the last: another set of images
+        on_fewer = any("evaluation_images" in name for name in column.runs[0].settings)  # all but the last
         label = f"{column.title} (n = {len(curves)})"
         for axes, places in ((by_step, points[0, :, 0]), (by_time, np.median(points[:, :, 1], axis=0))):
             _band(axes, places, points[:, :, 2], method, label, apart=on_fewer)
@@ -186,13 +188,14 @@ def _band(axes: Axes, places: np.ndarray, errors: np.ndarray, method: str, label
         axes.plot(places[-1], errors.mean(0)[-1], marker="D", markersize=5, color=colour, linestyle="none")
 
 
-def bars(methods: Sequence[str], ours: Callable[[str], float], published: Mapping[str, float], unit: str) -> Figure:
-    """Bars of a method relative to DR, ours beside the paper's."""
+def bars(ours: Mapping[str, float], published: Mapping[str, float]) -> Figure:
+    """Seconds per 100 steps of each method relative to DR, ours beside the paper's."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
+    methods = list(ours)
     places = np.arange(len(methods))
-    own = axes.bar(places - 0.2, [ours(method) / ours("dr") for method in methods], 0.38, label="measured")
-    axes.bar_label(own, [f"{ours(method):.1f} {unit}" for method in methods], padding=2, size=8)
+    own = axes.bar(places - 0.2, [seconds / ours["dr"] for seconds in ours.values()], 0.38, label="measured")
+    axes.bar_label(own, [f"{seconds:.1f} s" for seconds in ours.values()], padding=2, size=8)
     known = [method for method in methods if method in published]
     theirs = axes.bar(
         [methods.index(method) + 0.2 for method in known],
@@ -201,7 +204,7 @@ def bars(methods: Sequence[str], ours: Callable[[str], float], published: Mappin
         color="C7",
         label="paper",
     )
-    axes.bar_label(theirs, [f"{published[method]:.1f} {unit}" for method in known], padding=2, size=8)
+    axes.bar_label(theirs, [f"{published[method]:.1f} s" for method in known], padding=2, size=8)
     axes.set_xticks(places, [METHODS[method].title for method in methods])
     axes.set_ylabel("time per 100 steps, DR = 1")
     axes.spines[["top", "right"]].set_visible(False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FIGURES = ("table", "convergence", "runtime", "reconstruction", "all")
+"""What can be reproduced."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -51,6 +54,8 @@ class Benchmark:
     """Errors in percent for which it is told when they were reached."""
     goal: float
     """What the ``cpu`` budget aims at: about the best error of the paper."""
+    train_images: int = 60_000
+    """How many an epoch has."""
 
     def reconstructs(self, method: str) -> bool:
         return self.decoder and not method.endswith("-fc")
@@ -82,6 +87,7 @@ BENCHMARKS = {
             decoder=False,
             milestones=(70.0, 60.0, 55.0, 50.0, 40.0, 20.0),
             goal=14.0,
+            train_images=50_000,
         ),
         Benchmark(
             "multi-mnist",
@@ -90,6 +96,7 @@ BENCHMARKS = {
             decoder=True,
             milestones=(80.0, 60.0, 40.0, 20.0, 10.0),
             goal=7.47,
+            train_images=60_000_000,
         ),
     )
 }

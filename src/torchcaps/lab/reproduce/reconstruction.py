@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,21 +9,21 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.data import evaluation_batches
+from torchcaps.atomic import write_atomically
+from torchcaps.data.batches import evaluation_batches
 from torchcaps.errors import UserError
-from torchcaps.models import Network, load_network
-from torchcaps.reproduce.cells import Cell
-from torchcaps.storage import write_atomically
-from torchcaps.train.plan import Plan
+from torchcaps.lab.reproduce.cells import Cell
+from torchcaps.lab.reproduce.worker import Execution
+from torchcaps.models.base import Network
+from torchcaps.models.files import load
+from torchcaps.training.plan import Plan
 
 SIDE = 10  # the paper shows 10 x 10 images
 BATCH = 500
 SAMPLE = 10_000  # training images that the class means are taken over
 
 
-def draw_reconstructions(
-    with_decoder: Cell, without: Cell, numbers: Path, picture: Path, data_dir: str | Path | None = None
-) -> None:
+def draw_reconstructions(with_decoder: Cell, without: Cell, numbers: Path, picture: Path, execution: Execution) -> None:
     """Images, their reconstructions, and those from the capsules of a network that was trained without a decoder.
 
     As in the paper, the images are test images that the latter network classifies correctly: the first 100 of them.
@@ -32,9 +31,8 @@ def draw_reconstructions(
     for cell in (with_decoder, without):
         if not cell.folder.network.exists():
             raise UserError(f"{cell.folder.path} has no network any more: remove that folder to train it again.")
-    trained, _ = load_network(with_decoder.folder.network)
-    foreign, _ = load_network(without.folder.network)
-    plan = _plan(without, data_dir)
+    trained, foreign = (load(cell.folder.network) for cell in (with_decoder, without))
+    plan = Plan.of(execution.applied(without.config, without.folder.path))
     images, labels = _rightly_classified(foreign.folded(), plan)
     with torch.inference_mode():
         assert trained.decoder is not None
@@ -52,16 +50,12 @@ def draw_reconstructions(
     write_atomically(numbers, (json.dumps(report, indent=2) + "\n").encode())
 
 
-def _plan(cell: Cell, data_dir: str | Path | None) -> Plan:
-    return Plan.of(dataclasses.replace(cell.options, data_dir=str(data_dir) if data_dir else None))
-
-
 @torch.inference_mode()
 def _rightly_classified(network: Network, plan: Plan) -> tuple[Tensor, Tensor]:
     images, labels = [], []
     for batch in evaluation_batches(plan.data.test, batch_size=BATCH, augmentation=plan.augmentation):
         batch = batch.on(torch.device("cpu"))
-        right = (network.predict(network(batch.images).capsules) == batch.labels).all(1)
+        right = (network.found(network(batch.images).capsules) == batch.labels).all(1)
         images.append(batch.images[right])
         labels.append(batch.labels[right])
         if sum(map(len, images)) >= SIDE**2:
@@ -71,7 +65,7 @@ def _rightly_classified(network: Network, plan: Plan) -> tuple[Tensor, Tensor]:
 
 def _class_means(plan: Plan) -> Tensor:
     """The mean training image of every class: the best that can be drawn by who knows nothing but the class."""
-    sums = torch.zeros(len(plan.data.classes), *plan.spec.image_shape)
+    sums = torch.zeros(len(plan.data.classes), *plan.task.image_shape)
     counts = torch.zeros(len(plan.data.classes))
     for batch in evaluation_batches(plan.data.train, batch_size=BATCH, augmentation=plan.augmentation, limit=SAMPLE):
         batch = batch.on(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The report: everything that was measured, beside what the paper says, with the runs behind it."""
+"""The report: everything that was measured, beside what the paper says. Made from the files of a folder alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from torchcaps.reproduce import figures
-from torchcaps.reproduce.budgets import BUDGETS, differences
-from torchcaps.reproduce.cells import Cell
-from torchcaps.reproduce.figures import Column, Comparison
-from torchcaps.reproduce.paper import BENCHMARKS, METHODS, SECONDS_PER_100_STEPS, Benchmark
-from torchcaps.storage import write_atomically
-from torchcaps.train import TrainOptions
+from torchcaps.atomic import write_atomically
+from torchcaps.errors import UserError
+from torchcaps.lab.reproduce import figures
+from torchcaps.lab.reproduce.budgets import BOOKKEEPING, BUDGETS, differences
+from torchcaps.lab.reproduce.figures import Column, Comparison
+from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, SECONDS_PER_100_STEPS, Benchmark
+from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -33,43 +33,49 @@ Table = list[list[str]]
 
 
 class Report:
-    """What can be said of the cells in a folder; parts that have not been measured are left out."""
+    """What can be said of the results in a folder; parts that have not been measured are left out."""
 
-    def __init__(self, out: Path, budget: str, cells: Sequence[Cell]) -> None:
-        self.out = out
-        self.budget = budget
-        self.cells = [cell for cell in cells if cell.done]
-        self.pictures = out / "pictures"
-        self.runtime = out / RUNTIME
-        self.reconstruction = out / "reconstruction.json"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pictures = folder / "pictures"
+        self.runtime = folder / RUNTIME
+        self.reconstruction = folder / "reconstruction.json"
         self.reconstruction_picture = self.pictures / "reconstruction.png"
-        self.columns = {benchmark.data: figures.columns(cells, benchmark) for benchmark in BENCHMARKS.values()}
+        self.results = Results.read(folder)
+        self.columns = {benchmark.data: figures.columns(self.results, benchmark) for benchmark in BENCHMARKS.values()}
+        self.runs = [run for found in self.columns.values() for column in found.values() for run in column.runs]
 
     @property
     def has_reconstruction(self) -> bool:
         return self.reconstruction.exists() and self.reconstruction_picture.exists()
 
+    @property
+    def budget(self) -> str:
+        """The budget that the runs, or the measurements, were made at."""
+        if self.runs:
+            return self.runs[0].experiment
+        return str(json.loads(self.runtime.read_text())["budget"]) if self.runtime.exists() else ""
+
     def write(self) -> None:
         """``report.md`` with its pictures, and ``report.html`` with everything inside."""
         self.pictures.mkdir(parents=True, exist_ok=True)
         text = "\n\n".join(self._parts()) + "\n"
-        write_atomically(self.out / "report.md", text.encode())
-        write_atomically(self.out / "report.html", _html(text, self.out).encode())
+        write_atomically(self.folder / "report.md", text.encode())
+        write_atomically(self.folder / "report.html", _html(text, self.folder).encode())
 
     def _parts(self) -> Iterator[str]:
-        budget = BUDGETS[self.budget]
         yield f"# The paper's table and figures, budget `{self.budget}`"
         yield (
-            '"Routing Towards Discriminative Power of Class Capsules" beside what was measured here, with '
-            f"{budget.summary}. Made by `torchcaps reproduce all --budget {self.budget}`; every number has its run "
-            "in `cells`."
+            '"Routing Towards Discriminative Power of Class Capsules" beside what was measured here. Made by '
+            f"`torchcaps reproduce all --budget {self.budget}`; every run is a line of [{RESULTS}]({RESULTS}), its "
+            f"curve is in [{CURVES}]({CURVES}), and `torchcaps reproduce report --from DIR` makes the page anew."
         )
         if self.budget == "smoke":
             yield (
                 "**The `smoke` budget shows that the machinery works. Its networks are tiny, its data are embedded "
                 "stand-ins, and its numbers mean nothing.**"
             )
-        if self.cells:
+        if self.runs:
             yield from self._machine()
             yield from self._table()
             yield from self._conclusions()
@@ -78,20 +84,18 @@ class Report:
             yield from self._runtime()
         if self.has_reconstruction:
             yield from self._reconstruction()
-        if self.cells:
+        if self.runs:
             yield from self._settings()
             yield from self._runs()
 
     def _machine(self) -> Iterator[str]:
-        results = [cell.result() for cell in self.cells]
         places = {
-            f"{each['processes']} x {each['threads']} thread(s) on {each.get('processor') or each['device']}, "
-            f"Python {each['versions']['python']}, torch {each['versions']['torch']}, "
-            f"torchcaps {each['versions']['torchcaps']}"
-            for each in results
+            f"{run.processes} x {run.threads} thread(s) on {run.processor}, Python {run.versions['python']}, "
+            f"torch {run.versions['torch']}, torchcaps {run.versions['torchcaps']}"
+            for run in self.runs
         }
-        hours = sum(each["seconds"] for each in results) / 3600
-        yield f"{len(self.cells)} training runs, {hours:.1f} hours in all: {'; '.join(sorted(places))}."
+        hours = sum(run.seconds for run in self.runs) / 3600
+        yield f"{len(self.runs)} training runs, {hours:.1f} hours in all: {'; '.join(sorted(places))}."
 
     def _table(self) -> Iterator[str]:
         yield "## Classification"
@@ -103,9 +107,11 @@ class Report:
             if not found:
                 continue
             rows.append([benchmark.title, "paper", *(_number(benchmark.published.get(method)) for method in methods)])
-            rows.append(
-                ["", "here", *(_error(found[method]) if method in found else "–" for method in methods)],
-            )
+            rows.append(["", "here", *(_error(found.get(method)) for method in methods)])
+            if any(column.mean_of_views is not None for column in found.values()):
+                views = (found[method].mean_of_views if method in found else None for method in methods)
+                rows.append(["", "here, views averaged", *map(_number, views)])
+            rows.append(["", "training images", *(_images_of(found.get(method)) for method in methods)])
         yield _markdown(["", "", *(METHODS[method].title for method in methods)], rows)
         yield (
             "DR: dynamic routing. x/FC: without reconstruction network. uniform: all coefficients fixed at their start "
@@ -124,11 +130,11 @@ class Report:
             best = min(found.values(), key=lambda column: column.mean)
             gap = best.mean - benchmark.goal
             met = "reached" if gap <= 0 else f"missed by {gap:.2f} points"
-            published = BUDGETS["paper"].options(benchmark, best.method, 0)
+            paper = BUDGETS["paper"].config(benchmark, best.method, 0).run
             lines.append(
                 f"- {benchmark.title}: {benchmark.goal:g} % aimed at, {best.mean:.2f} % by {best.title}, the lowest of "
-                f"{len(found)} means: {met}, after {_images(best.cells[0].options):,} training images of the "
-                f"{_images(published):,} that the paper's settings have."
+                f"{len(found)} means: {met}, after {best.runs[0].images_seen:,} training images of the "
+                f"{(paper.steps or 0) * (paper.batch_size or 0):,} that the paper's settings have."
             )
         yield "How far that is from what the budget aims at, about the best of the paper:"
         yield "\n".join(lines)
@@ -146,9 +152,7 @@ class Report:
             "Differences in points of test error, over the seeds that both methods have, with their 95 % interval; "
             "below zero is better. With several seeds the interval is Student's over the seeds, and never less than "
             "that of counting mistakes on the test images. With one seed it is the latter alone, which does not know "
-            "what another seed would have given. One in twenty would lie outside by chance. "
-            "The settings all methods share were searched with uniform coefficients, those of the ascent with L2 and "
-            "L1; none was searched with dynamic routing."
+            "what another seed would have given. One in twenty would lie outside by chance."
         )
         rows: Table = []
         for comparison in comparisons:
@@ -185,7 +189,7 @@ class Report:
             yield _markdown(
                 [
                     f"iterations (seconds) to reach on {benchmark.title}",
-                    *(f"{each:g} %" for each in benchmark.milestones),
+                    *(f"{error:g} %" for error in benchmark.milestones),
                 ],
                 [
                     [column.title, *(_reached(column, error) for error in benchmark.milestones)]
@@ -203,7 +207,7 @@ class Report:
             f"{measured['batch_size']}, {measured['threads']} thread(s) of {measured['cpu']}, "
             f"torch {measured['torch']}. The paper does not name its hardware: ratios to DR are what can be compared."
         )
-        figure = figures.bars(list(seconds), seconds.__getitem__, published, "s")
+        figure = figures.bars(seconds, published)
         yield self._picture(figure, "runtime", "Time per 100 steps by method")
         yield _markdown(
             ["", *(METHODS[method].title for method in seconds)],
@@ -229,7 +233,7 @@ class Report:
             "classifies correctly; what the DR network's decoder draws of them from its own class capsules; and what "
             "the same decoder draws from the capsules of the L2/FC network."
         )
-        picture = _link(self.out, self.reconstruction_picture)
+        picture = _link(self.folder, self.reconstruction_picture)
         yield f"![Reconstructions by one decoder from the capsules of two networks]({picture})"
         own, foreign, means = (
             numbers[f"squared_error_{name}"] for name in ("own_capsules", "foreign_capsules", "class_means")
@@ -247,51 +251,29 @@ class Report:
         )
 
     def _settings(self) -> Iterator[str]:
-        yield "## What differs from the paper's setting"
-        if self.budget == "paper":
-            yield "Nothing that the paper gives. What it does not give is listed in `docs/choices.md`."
-            return
-        yield "Every option that is not as in the recipe of the paper's row (`torchcaps train --help` explains them):"
+        yield "## Settings"
+        yield (
+            "What is not as in the recipe of the paper's row, the paper's → ours. Of runs from before version 0.2, "
+            "whose settings had other names: what was not at its default."
+        )
         lines = []
         for benchmark in BENCHMARKS.values():
             alike: dict[str, list[str]] = {}
-            for method in self.columns[benchmark.data]:
-                changes = differences(BUDGETS[self.budget], benchmark, method)
-                told = ", ".join(f"`{name}` {_value(old)} → {_value(new)}" for name, (old, new) in changes.items())
-                alike.setdefault(told, []).append(METHODS[method].title)
-            lines += [f"- {benchmark.title}, {', '.join(titles)}: {told}" for told, titles in alike.items()]
+            for column in self.columns[benchmark.data].values():
+                alike.setdefault(_changes(column), []).append(column.title)
+            lines += [f"- {benchmark.title}, {', '.join(titles)}: {changes}" for changes, titles in alike.items()]
         yield "\n".join(lines)
         yield "What the paper does not give, and what was chosen: `docs/choices.md` and `docs/hyperparameters.md`."
 
     def _runs(self) -> Iterator[str]:
         yield "## Runs"
-        rows: Table = []
-        for cell in self.cells:
-            result = cell.result()
-            files = {
-                "recipe": cell.recipe,
-                "log": cell.log,
-                "metrics": cell.folder.metrics,
-                "result": cell.folder.result,
-            }
-            links = " · ".join(f"[{name}]({_link(self.out, path)})" for name, path in files.items() if path.exists())
-            rows.append(
-                [
-                    cell.name,
-                    f"{result['test_error_percent']:.2f}",
-                    str(result["steps"]),
-                    f"{result['epochs']:g}",
-                    f"{result['train_seconds']:.0f}",
-                    _short(result["commit"]),
-                    links,
-                ]
-            )
-        yield _markdown(["cell", "test error, %", "steps", "epochs", "training s", "commit", ""], rows)
+        heading = ["run", "test error, %", "steps", "epochs", "training images", "training s", "commit"]
+        yield _markdown(heading, [_line(run) for run in self.runs])
 
     def _picture(self, figure: Any, name: str, title: str) -> str:
         path = self.pictures / f"{name}.png"
-        figure.savefig(path, dpi=120)
-        return f"![{title}]({_link(self.out, path)})"
+        figure.savefig(path, dpi=120, metadata={"Software": None})  # the same picture has the same bytes
+        return f"![{title}]({_link(self.folder, path)})"
 
 
 def _comparisons(benchmark: Benchmark, found: figures.Columns) -> Iterator[Comparison]:
@@ -310,33 +292,58 @@ def _summary(comparisons: Sequence[Comparison]) -> str:
     """The comparisons in words, as far as counting goes."""
     lines = []
     for name, title in (("dr", "dynamic routing"), ("uniform", "uniform coefficients")):
-        against = [each for each in comparisons if each.reference.method.startswith(name)]
+        against = [comparison for comparison in comparisons if comparison.reference.method.startswith(name)]
         if name == "dr":
-            against = [each for each in against if not each.method.method.startswith("uniform")]
-        several = [each for each in against if len(each.seeds) > 1]
-        better, worse = (sum(each.verdict == verdict for each in several) for verdict in ("better", "worse"))
+            against = [comparison for comparison in against if not comparison.method.method.startswith("uniform")]
+        several = [comparison.verdict for comparison in against if len(comparison.seeds) > 1]
         lines.append(
             f"- Discriminative routing against {title}: {len(against)} comparisons, {len(several)} of them over "
-            f"several seeds, in which it is better {better} and worse {worse} times; single runs decide nothing."
+            f"several seeds, in which it is better {several.count('better')} and worse {several.count('worse')} times; "
+            "single runs decide nothing."
         )
-    known = [(each, published) for each in comparisons if (published := each.published) is not None]
-    inside = sum(abs(published - each.mean) <= each.interval for each, published in known)
+    known = [(comparison, published) for comparison in comparisons if (published := comparison.published) is not None]
+    inside = sum(abs(published - comparison.mean) <= comparison.interval for comparison, published in known)
     lines.append(
         f"- The difference that the paper reports lies within the interval measured here in {inside} of {len(known)} "
-        "cases. Where it does, the runs neither confirm nor contradict it; they are far shorter than the paper's, and "
-        "say nothing about what happens after its number of iterations."
+        "cases. Where it does, the runs neither confirm nor contradict it."
     )
     return "\n".join(lines)
 
 
-def _error(column: Column) -> str:
+def _changes(column: Column) -> str:
+    """In what the settings of a method differ from the paper's; as they were recorded if their names are older."""
+    settings = column.runs[0].settings
+    if not all("." in name for name in settings):
+        told = ("data", "routing", "reconstruction")  # by the row and the column
+        kept = {
+            name: value for name, value in settings.items() if name not in told and f"run.{name}" not in BOOKKEEPING
+        }
+        return ", ".join(f"`{name}` {_value(value)}" for name, value in kept.items())
+    changes = differences(settings, column.benchmark, column.method)
+    return ", ".join(f"`{name}` {_value(old)} → {_value(new)}" for name, (old, new) in changes.items()) or "none"
+
+
+def _line(run: RunRow) -> list[str]:
+    return [
+        run.run,
+        f"{run.test_error_percent:.2f}",
+        str(run.steps),
+        f"{run.epochs:g}",
+        f"{run.images_seen:,}",
+        f"{run.train_seconds:.0f}",
+        _short(run.commit),
+    ]
+
+
+def _error(column: Column | None) -> str:
+    if column is None:
+        return "–"
     spread = f" ± {column.deviation:.2f}" if column.deviation is not None else ""
-    return f"{column.mean:.2f}{spread} (n = {len(column.cells)})"
+    return f"{column.mean:.2f}{spread} (n = {len(column.runs)})"
 
 
-def _images(options: TrainOptions) -> int:
-    """How many a cell trains on, counting each time it sees one."""
-    return (options.steps or 0) * options.batch_size
+def _images_of(column: Column | None) -> str:
+    return "–" if column is None else f"{min(run.images_seen for run in column.runs):,}"
 
 
 def _short(commit: str | None) -> str:
@@ -356,8 +363,8 @@ def _value(value: object) -> str:
 
 def _reached(column: Column, error: float) -> str:
     """The mean number of steps over seeds and the median of their times, if all of them got there."""
-    found = [figures.first_reached(cell, error) for cell in column.cells]
-    reached = [each for each in found if each is not None]
+    found = [figures.first_reached(curve, error) for curve in column.curves]
+    reached = [place for place in found if place is not None]
     if len(reached) < len(found):
         return "–" if not reached else f"{len(reached)} of {len(found)} seeds"
     steps = statistics.fmean(step for step, _ in reached)
@@ -370,16 +377,16 @@ def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _link(out: Path, path: Path) -> str:
-    return path.relative_to(out).as_posix()
+def _link(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix()
 
 
-def _html(text: str, out: Path) -> str:
+def _html(text: str, folder: Path) -> str:
     """The same as a page of its own, with the pictures inside; links lead to the files beside it."""
     body: str = MarkdownIt().enable("table").render(text)
 
     def embedded(match: re.Match[str]) -> str:
-        data = base64.b64encode((out / match.group(1)).read_bytes()).decode()
+        data = base64.b64encode((folder / match.group(1)).read_bytes()).decode()
         return f'src="data:image/png;base64,{data}"'
 
     body = re.sub(r'src="(pictures/[^"]+)"', embedded, body)
@@ -388,3 +395,14 @@ def _html(text: str, out: Path) -> str:
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
         f"<style>{STYLE}</style>\n{body}</html>\n"
     )
+
+
+def rebuild(folder: Path) -> Path:
+    """Make the report of a folder anew from its results, and nothing else; returns the page."""
+    if not (folder / RESULTS).is_file():
+        raise UserError(f"There is no {folder / RESULTS}: give a folder that 'torchcaps reproduce' has written to.")
+    report = Report(folder)
+    if report.budget not in BUDGETS:
+        raise UserError(f"{folder / RESULTS} has no runs of the paper's table.")
+    report.write()
+    return folder / "report.md"

@@ -1,0 +1,191 @@
+"""Results as data: every run a line of ``results.csv``, and its metrics in ``curves.csv.gz`` beside it.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> results = collect(Path("no-such-folder"), experiment="none")
+>>> results.write(Path(tempfile.mkdtemp()))
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import inspect
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchcaps.atomic import DamagedFile, write_atomically
+from torchcaps.settings import fields, kind, setting
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.folder import COLUMNS, RunFolder
+from torchcaps.training.result import RunResult
+
+OPEN = (None, "auto")
+"""What is decided when a run starts, from its data."""
+RESULTS, CURVES = "results.csv", "curves.csv.gz"
+Key = tuple[str, str]
+"""Experiment and run."""
+Curve = list[dict[str, float | None]]
+"""The rows of a run's metrics."""
+
+
+class RunRow(RunResult):
+    """A run: what it was for, how it was trained, and what ``result.json`` says came out."""
+
+    experiment: str = setting()
+    run: str = setting(help="its name in the experiment, such as mnist/l2-fc/seed-0")
+    method: str = setting()
+    views_error_percent: float | None = setting(default=None, help="with several views of an image averaged")
+    settings: dict[str, Any] = setting(
+        default_factory=dict, help="those that differ from the defaults, as section.name"
+    )
+
+    @property
+    def key(self) -> Key:
+        return self.experiment, self.run
+
+
+_KINDS = {field.name: kind(RunRow, field.name) for field in fields(RunRow)}
+
+
+class Results:
+    """Runs by experiment and name. One that is added again replaces what was there."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, RunRow] = {}
+        self.curves: dict[Key, Curve] = {}
+
+    def add(self, row: RunRow, curve: Curve) -> None:
+        self.rows[row.key] = row
+        self.curves[row.key] = curve
+
+    def update(self, other: Results) -> None:
+        self.rows |= other.rows
+        self.curves |= other.curves
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        """What :meth:`write` wrote; nothing if there are no such files."""
+        results = cls()
+        try:
+            if (folder / RESULTS).exists():
+                rows = csv.DictReader(io.StringIO((folder / RESULTS).read_text(encoding="utf-8"), newline=""))
+                results.rows = {row.key: row for row in map(_parsed, rows)}
+            if (folder / CURVES).exists():
+                text = gzip.decompress((folder / CURVES).read_bytes()).decode()
+                for line in csv.DictReader(io.StringIO(text, newline="")):
+                    key = line.pop("experiment"), line.pop("run")
+                    numbers = {name: float(value) if value else None for name, value in line.items()}
+                    results.curves.setdefault(key, []).append(numbers)
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            raise DamagedFile(f"The results in {folder} are damaged: {error}.") from None
+        return results
+
+    def write(self, folder: Path) -> None:
+        """Two files with the same bytes for the same results."""
+        folder.mkdir(parents=True, exist_ok=True)
+        names = list(dict.fromkeys(["experiment", "run", "method", *_KINDS]))
+        lines = [[_cell(getattr(row, name)) for name in names] for row in self.rows.values()]
+        write_atomically(folder / RESULTS, _table(names, lines))
+        points = ([*key, *(_short(row.get(name)) for name in COLUMNS)] for key, row in self._points())
+        table = _table(["experiment", "run", *COLUMNS], points)
+        write_atomically(folder / CURVES, gzip.compress(table, mtime=0))
+
+    def _points(self) -> Iterator[tuple[Key, Mapping[str, float | None]]]:
+        return ((key, row) for key, curve in self.curves.items() for row in curve)
+
+
+def collect(root: Path, *, experiment: str) -> Results:
+    """The finished runs in the folders below ``root``. A run's name is its path from there.
+
+    The folder that a run's folder is in names its method, as in mnist/l2-fc/seed-0; otherwise its routing does.
+    """
+    results = Results()
+    for path in sorted(root.rglob("result.json")):
+        folder = RunFolder.open(path.parent)
+        result = RunResult.read(path)
+        run = path.parent.relative_to(root)
+        row = RunRow(
+            **result.to_mapping(),
+            experiment=experiment,
+            run=run.as_posix(),
+            method=run.parent.name or result.routing or result.model,
+            settings=changed_settings(folder.config()),
+        )
+        results.add(row, folder.read_metrics())
+    return results
+
+
+def changed_settings(config: TrainingConfig) -> dict[str, Any]:
+    """The settings that decide what is computed and differ from their defaults, as ``section.name``.
+
+    >>> from torchcaps.routing.config import RoutingConfig
+    >>> changed_settings(TrainingConfig(routing=RoutingConfig(name="dynamic", settings={"iterations": 2})))
+    {'routing.name': 'dynamic', 'routing.iterations': 2}
+    """
+    default = _defaults(config) | {"model.name": "capsnet", "routing.name": "l2"}
+    return {name: value for name, value in _flat(config).items() if value != default.get(name)}
+
+
+def agrees(config: TrainingConfig, settings: Mapping[str, Any]) -> bool:
+    """Whether the settings of a run are those of a configuration, which may leave some open.
+
+    Args:
+        config: what was asked for.
+        settings: what a run was trained with, as :func:`changed_settings` tells it.
+    """
+    asked, trained = _flat(config), _defaults(config) | dict(settings)
+    same = all(value in OPEN or trained.get(name) == value for name, value in asked.items())
+    return same and settings.keys() <= asked.keys()
+
+
+def default_of(name: str) -> Any:
+    """The default of a setting ``section.name`` of the capsnet; None for one of a routing."""
+    return TrainingConfig().determining().get(name)
+
+
+def _defaults(config: TrainingConfig) -> dict[str, Any]:
+    """The defaults of all settings that a configuration has, which depend on its model and routing."""
+    return _flat(TrainingConfig(model=type(config.model)(), routing=config.routing.replace(settings={})))
+
+
+def _flat(config: TrainingConfig) -> dict[str, Any]:
+    """All settings, with those of the routing under their own names."""
+    from torchcaps.routing.registry import ROUTINGS
+
+    flat = config.determining()
+    given = flat.pop("routing.settings")
+    routing = ROUTINGS.get(config.routing.name)
+    parameters = {} if routing is None else inspect.signature(routing).parameters
+    own = {name: parameter.default for name, parameter in parameters.items()} | given
+    return flat | {f"routing.{name}": value for name, value in own.items()}
+
+
+def _table(names: list[str], lines: Any) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(lines)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _parsed(line: dict[str, str]) -> RunRow:
+    values = {}
+    for name, text in line.items():
+        if text:
+            values[name] = text if _KINDS[name] is str else json.loads(text)
+    return RunRow.from_mapping(values)
+
+
+def _short(value: float | None) -> str:
+    """Seven digits: what a 32-bit number has."""
+    return "" if value is None else f"{value:.7g}"
