@@ -157,7 +157,7 @@ def test_info_tells_versions(capsys):
         (["--data", "mnits"], "did you mean 'mnist'"),
         (["--routing", "l3"], "none of torchcaps' own (l2, l1, dynamic, uniform"),
         (["--data", "folder:nowhere"], "nowhere"),
-        (["--crop", "16"], "too small"),
+        (["--crop", "16"], "smallest size is 17x17"),
         (["--crop", "40"], "crop"),
         (["--epochs", "1", "--steps", "1"], "cannot both be given"),
         (["--schedule", "zigzag"], "invalid choice"),

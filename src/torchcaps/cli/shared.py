@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchcaps.routing.base import Routing
+    from torchcaps.models.config import Own
     from torchcaps.trained.run import TrainedRun
 
 
@@ -33,20 +33,25 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=threads, metavar="N", help="CPU threads [all cores]")
     parser.add_argument("--accelerator", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--routing", metavar="MODULE:CLASS", help="a routing of your own that the run was trained with")
+    parser.add_argument("--backbone", metavar="MODULE:FUNCTION", help="a backbone that the run was trained with")
 
 
 def add_data_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="where data sets are kept [the user's cache]")
 
 
-def own_routing(name: str | None) -> type[Routing] | None:
-    """The routing that ``module:Class`` on this command line names; its module may be in the current folder."""
-    if name is None or ":" not in name:
-        return None
+def own_code(routing: str | None, backbone: str | None) -> Own:
+    """The routing and the backbone that this command line names; their modules may be in the current folder."""
+    from torchcaps.models.backbones import import_backbone
+    from torchcaps.models.config import Own
     from torchcaps.routing.config import import_routing
 
-    sys.path.append(os.getcwd())  # last, so that nothing lying there can stand in for anything else
-    return import_routing(name)
+    if any(name and ":" in name for name in (routing, backbone)):
+        sys.path.append(os.getcwd())  # last, so that nothing lying there can stand in for anything else
+    return Own(
+        import_routing(routing) if routing and ":" in routing else None,
+        import_backbone(backbone) if backbone else None,
+    )
 
 
 def open_run(arguments: argparse.Namespace) -> TrainedRun:
@@ -56,7 +61,7 @@ def open_run(arguments: argparse.Namespace) -> TrainedRun:
     keep_memory()
     return TrainedRun(
         arguments.run_folder,
-        own_routing=own_routing(arguments.routing),
+        own=own_code(arguments.routing, arguments.backbone),
         accelerator=arguments.accelerator,
         threads=arguments.threads,
     )

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.options import add_training_options, check_sections, given_settings, merged, option_of
-from torchcaps.cli.shared import own_routing
+from torchcaps.cli.shared import own_code
 from torchcaps.errors import UserError
 from torchcaps.training.config import EXECUTION, TrainingConfig
+
+if TYPE_CHECKING:
+    from torchcaps.training.fit import Callback
+    from torchcaps.training.folder import RunFolder
+
+LONGER = ("run.epochs", "run.steps")
+"""Settings with which a run can be made longer when it is resumed."""
+OWN = ("routing.name", "model.backbone")
+"""On resuming, these only say that the run's own code may be imported."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +30,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from torchcaps.ops import keep_memory
-    from torchcaps.plots.run import Pictures
     from torchcaps.training.files import find_recipe, read_mapping
     from torchcaps.training.fit import fit
     from torchcaps.training.folder import RunFolder
@@ -28,31 +37,34 @@ def run(arguments: argparse.Namespace) -> None:
 
     keep_memory()
     given = given_settings(arguments)
-    own = own_routing(given.get("routing", {}).get("name"))
+    own = own_code(given.get("routing", {}).get("name"), given.get("model", {}).get("backbone"))
     if arguments.resume is not None:
-        folder, config = _resumed(arguments, given)
+        folder = _resumed(arguments, given)
         if folder.result.exists():
             print(f"The run in {folder.path} is finished.")
             print_result(folder.path)
             return
-        path = fit(config, resume=folder.path, own_routing=own, callbacks=[Pictures(config.run.pictures)])
+        execution = {section: values for section, values in given.items() if section in ("run", "data")}
+        config = TrainingConfig.from_mapping(merged(folder.config().to_mapping(), execution))
+        path = fit(config, resume=folder.path, own=own, callbacks=_callbacks(config))
     else:
         recipe = read_mapping(find_recipe(arguments.recipe)) if arguments.recipe else {}
         check_sections(recipe)
         config = TrainingConfig.from_mapping(merged(recipe, given))
-        path = fit(config, own_routing=own, callbacks=[Pictures(config.run.pictures)])
+        path = fit(config, own=own, callbacks=_callbacks(config))
     if is_first_process():
         print_result(RunFolder(path).path)
 
 
-def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, object]]):  # type: ignore[no-untyped-def]
+def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) -> RunFolder:
+    """The run to continue, made longer if that is asked for."""
     from torchcaps.trained.run import PRUNING
     from torchcaps.training.folder import RunFolder
 
     names = [f"{section}.{name}" for section, values in given.items() for name in values]
-    stray = [option_of(name) or name for name in names if name not in (*EXECUTION, "routing.name")]
+    stray = [option_of(name) or name for name in names if name not in (*EXECUTION, *LONGER, *OWN)]
     if stray or arguments.recipe:
-        allowed = ", ".join(filter(None, map(option_of, EXECUTION)))
+        allowed = ", ".join(filter(None, map(option_of, (*EXECUTION, *LONGER))))
         raise UserError(
             f"A resumed run keeps its settings: leave out {', '.join(stray) or '--recipe'}. "
             f"Only {allowed} may be given with --resume."
@@ -60,8 +72,22 @@ def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, object]])
     folder = RunFolder.open(arguments.resume)
     if (folder.path / PRUNING).exists():
         raise UserError(f"{folder.path} holds a pruned network, not a run that could be resumed.")
-    given.pop("routing", None)  # it only says that the run's own routing may be imported
-    return folder, TrainingConfig.from_mapping(merged(folder.config().to_mapping(), given))
+    longer = {name: value for name, value in given.get("run", {}).items() if f"run.{name}" in LONGER}
+    if longer:
+        config = folder.config()
+        with folder.claimed():
+            folder.extend(TrainingConfig.from_mapping(merged(config.to_mapping(), {"run": longer})))
+        for name in longer:
+            del given["run"][name]
+    return folder
+
+
+def _callbacks(config: TrainingConfig) -> list[Callback]:
+    from torchcaps.plots.run import Pictures
+    from torchcaps.training.loggers import TensorBoard
+
+    callbacks: list[Callback] = [Pictures()] if config.run.pictures else []
+    return [*callbacks, TensorBoard()] if config.run.tensorboard else callbacks
 
 
 def print_result(path: Path) -> None:

@@ -16,7 +16,7 @@ from torchcaps.data.datasets import list_pictures
 from torchcaps.data.files import BadFile, read_bytes, shown
 from torchcaps.data.images import MAX_BYTES, ImageFacts, decode_whole
 from torchcaps.data.listing import Listing, Picture
-from torchcaps.data.report import LISTED_FILES, FileReport, listed, short
+from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table
 from torchcaps.errors import UserError
 from torchcaps.storage import write_atomically
 
@@ -54,29 +54,25 @@ class CheckReport:
     def rows(self) -> list[tuple[str, str]]:
         """Headings with what there is to say under them."""
         rows = [("data", f"{shown(self.name)}: {len(self.classes)} classes")]
-        for split, counts in self.class_counts.items():
-            rows.append((split, f"{sum(counts):,} labels, {min(counts):,} to {max(counts):,} of a class"))
-        for label, name in enumerate(self.classes):
-            numbers = ", ".join(f"{counts[label]:,} {split}" for split, counts in self.class_counts.items())
-            rows.append(("", f"{short(name)}: {numbers}"))
+        rows += [("", line) for line in class_lines(self.classes, self.class_counts)]
         if self.small_classes:
             names = ", ".join(map(short, self.small_classes[:LISTED_FILES]))
-            rows.append(("small", f"{len(self.small_classes)} classes have fewer than {FEW} images: {names}"))
+            rows.append(("small", f"fewer than {FEW} images of {counted(len(self.small_classes), 'class')}: {names}"))
         if self.files:
             rows += self.files.rows()
         elif self.bad:
-            rows += [("unreadable", f"{len(self.bad):,} files"), *(("", line) for line in listed(self.bad))]
+            rows += [("unreadable", counted(len(self.bad), "file")), *(("", line) for line in listed(self.bad))]
         for heading, groups, what in (
-            ("leaks", self.leaks, "images are in several splits"),
-            ("duplicates", self.duplicates, "images are there more than once"),
+            ("leaks", self.leaks, "in several splits"),
+            ("duplicates", self.duplicates, "there more than once"),
         ):
             if groups:
-                rows.append((heading, f"{len(groups):,} {what}"))
+                rows.append((heading, f"{counted(len(groups), 'image')} {what}"))
                 rows += [("", " = ".join(group)) for group in groups[:LISTED_FILES]]
         return rows
 
     def __str__(self) -> str:
-        return "\n".join(f"{heading:<11} {text}".rstrip() for heading, text in self.rows())
+        return table(self.rows())
 
 
 def check_data(config: DataConfig) -> CheckReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,11 +140,11 @@ def load(config: DataConfig | str, *, download: bool = True, **settings: Any) ->
     1337
 
     Args:
-        config: which one; or just its name, one of `DATASETS`, with other settings of `DataConfig` by name.
+        config: which one; or just its name, one of `DATASETS`.
+        settings: settings of `DataConfig` by name, which go before those in ``config``.
         download: fetch what is not there yet; otherwise that is an error.
     """
-    if isinstance(config, str):
-        config = DataConfig(name=config, **settings)
+    config = DataConfig(name=config, **settings) if isinstance(config, str) else config.replace(**settings)
     kind, colon, argument = config.name.partition(":")
     entry = DATASETS.get(kind)
     if entry is None or bool(colon) != bool(entry.argument):
@@ -152,7 +153,8 @@ def load(config: DataConfig | str, *, download: bool = True, **settings: Any) ->
         valid = ", ".join(map(_valid_name, DATASETS))
         raise UserError(f"unknown data set '{shown(config.name)}'{hint}; valid ones are: {valid}")
     if entry.argument and not argument:
-        raise UserError(f"say which {entry.argument.lower()}, for example {kind}:my-images")
+        what = "folder" if entry.argument == "PATH" else "file"
+        raise UserError(f"say which {what}, for example {kind}:my-images")
     _check_shape(config, entry)
     return entry.load(config, download)
 
@@ -253,13 +255,13 @@ def list_pictures(name: str) -> Listing:
     kind, _, argument = name.partition(":")
     if kind not in ("folder", "csv") or not argument:
         raise UserError(f"'{shown(name)}' is not made of image files of yours; give folder:PATH or csv:FILE")
-    path = Path(argument).expanduser()
+    path = Path(os.path.expanduser(argument))
     return list_folder(path) if kind == "folder" else list_table(path)
 
 
 def load_npz(config: DataConfig, download: bool) -> DataSet:
     """Arrays x_train, y_train, x_test and y_test of a file that `numpy.savez` wrote; see `DataSet.from_arrays`."""
-    path = Path(config.name.partition(":")[2]).expanduser()
+    path = Path(os.path.expanduser(config.name.partition(":")[2]))
     x_train, y_train, x_test, y_test = readers.read_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
     try:
         return DataSet.from_arrays(x_train, y_train, x_test, y_test, name=config.name, validation=config.validation)
@@ -376,7 +378,7 @@ def _cached(name: str, folder: Path | None) -> str:
 
 def _fetched(config: DataConfig, download: bool) -> Path:
     """The folder with the verified files of a data set."""
-    folder = Path(config.folder).expanduser() if config.folder else None
+    folder = Path(os.path.expanduser(config.folder)) if config.folder else None
     if download:
         return fetch.fetch(config.name, cache=folder)
     for file, ok, problem in fetch.verify(config.name, folder):

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchcaps.data.files import BadFile, open_regular, sync_folder
+from torchcaps.data.files import BadFile, open_regular, shown, sync_folder
 from torchcaps.data.sources import SAME_FILES, SOURCES, File, Package, Source
 from torchcaps.data.unpack import Named, cifar_from_png, contents
 from torchcaps.errors import UserError
@@ -129,7 +129,7 @@ def fetch(
             with TemporaryDirectory(prefix=".incoming-", dir=folder) as work:
                 intake = _Intake(folder, Path(work), facts, tell)
                 _fill(intake, facts, source, progress, tell)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise UserError(_disk_trouble(error, facts, root)) from error
     if intake.wanted:
         raise UserError(intake.complaint(name))
@@ -379,11 +379,11 @@ def _in_short(reason: str | Exception) -> str:
     return str(reason) or type(reason).__name__
 
 
-def _disk_trouble(error: OSError, facts: Source, root: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _disk_trouble(error: OSError | ValueError, facts: Source, root: Path) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"no space left in {root}: the set needs {facts.megabytes} MB, and up to twice as much again "
             "while it is fetched; free some space, or set TORCHCAPS_DATA to a folder on another disk"
         )
-    reason = error.strerror or error
-    return f"cannot write to the data folder {root} ({reason}); set TORCHCAPS_DATA to one you can write to"
+    reason = (error.strerror if isinstance(error, OSError) else None) or error
+    return f"cannot write to the data folder {shown(root)} ({reason}); set TORCHCAPS_DATA to one you can write to"

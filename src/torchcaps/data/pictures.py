@@ -16,7 +16,7 @@ from torchcaps.data.files import BadFile, shown
 from torchcaps.data.images import image_facts
 from torchcaps.data.listing import Listing, Picture
 from torchcaps.data.readers import Images, read_images
-from torchcaps.data.report import FileReport, listed
+from torchcaps.data.report import FileReport, counted, listed
 from torchcaps.data.stratify import places_in_class
 from torchcaps.errors import UserError
 
@@ -33,6 +33,7 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
     """
     side = config.image_size or usual_side([picture.path for picture in listing.pictures()])
     channels = config.channels
+    _check_memory(len(listing.pictures()), channels or 3, side)
     bad = list(listing.bad)
     facts = []
     names: dict[str, list[Path]] = {}
@@ -57,6 +58,24 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
     if not len(images["test"][1]):
         raise UserError(f"{shown(listing.root)} has no image to test with; add some")
     return images, FileReport.of(facts, listing.ignored, bad)
+
+
+def _check_memory(images: int, channels: int, side: int) -> None:
+    needed = images * channels * side * side
+    there = physical_memory()
+    if there is not None and needed > there // 2:
+        raise UserError(
+            f"{images:,} images of {side} x {side} pixels need {needed / 1e9:.1f} GB, more than half of this machine's "
+            f"memory ({there / 1e9:.1f} GB); choose a smaller --image-size, or --channels 1"
+        )
+
+
+def physical_memory() -> int | None:
+    """The machine's memory in bytes, if it can be found out."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def usual_side(paths: Sequence[Path]) -> int:
@@ -89,7 +108,7 @@ def _labels(pictures: Sequence[Picture], listing: Listing) -> Tensor:
 def _complaint(bad: Sequence[BadFile]) -> str:
     lines = "\n  ".join(listed(bad))
     return (
-        f"{len(bad):,} image file{'s' if len(bad) > 1 else ''} cannot be read:\n  {lines}\n"
+        f"{counted(len(bad), 'image file')} cannot be read:\n  {lines}\n"
         "Mend or remove them, or leave them out with --skip-unreadable."
     )
 

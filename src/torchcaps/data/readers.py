@@ -119,7 +119,7 @@ def _read_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -
         size = math.prod(shape) * kind.itemsize
         if size > MAX_ARRAY_BYTES or min(shape, default=0) < 0:
             raise BadFile(shown(path), f"is too large: {name} has {size:,} bytes, the limit is {MAX_ARRAY_BYTES:,}")
-        content = bytearray(stream.read(size + 1))
+        content = stream.read(size + 1)
     if len(content) != size:
         raise ValueError(f"{name} is shorter or longer than it says")
     return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if by_columns else "C")

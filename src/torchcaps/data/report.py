@@ -12,7 +12,7 @@ from torchcaps.data.images import ImageFacts, ImageShape
 
 LISTED_CLASSES = 20  # more than that are summed up in a line
 LISTED_FILES = 20
-_NAME_WIDTH = 40
+_NAME_WIDTH = 30
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class FileReport:
         sizes = f"all {small}" if small == large else f"{small} to {large}, median {median}"
         rows = [("files", sizes), ("modes", _counts(self.modes))]
         if self.ignored:
-            rows.append(("ignored", f"{sum(self.ignored.values()):,} files: {_counts(self.ignored)}"))
+            rows.append(("ignored", f"{counted(sum(self.ignored.values()), 'file')}: {_counts(self.ignored)}"))
         if self.bad:
-            rows.append(("unreadable", f"{len(self.bad):,} files"))
+            rows.append(("unreadable", counted(len(self.bad), "file")))
             rows += [("", line) for line in listed(self.bad)]
         return rows
 
@@ -81,34 +81,50 @@ class DataReport:
             ("data", f"{shown(self.name)}: {len(self.classes)} classes, {width} x {height} pixels, {colour}"),
             ("images", ", ".join(f"{count:,} {split}" for split, count in self.images.items())),
         ]
-        rows += [("", line) for line in self._class_lines()]
+        rows += [("", line) for line in class_lines(self.classes, self.class_counts)]
         if self.untested:
             names = ", ".join(map(short, self.untested[:LISTED_CLASSES]))
-            rows.append(("untested", f"{len(self.untested)} classes have no test image: {names}"))
+            rows.append(("untested", f"no test image of {counted(len(self.untested), 'class')}: {names}"))
         return rows + (self.files.rows() if self.files else [])
 
     def __str__(self) -> str:
-        return "\n".join(f"{heading:<11} {text}".rstrip() for heading, text in self.rows())
+        return table(self.rows())
 
-    def _class_lines(self) -> list[str]:
-        splits = list(self.class_counts)
-        if len(self.classes) > LISTED_CLASSES:
-            return [
-                f"{split}: {min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
-                for split, counts in self.class_counts.items()
-            ]
-        width = max(len(short(name)) for name in self.classes)
-        lines = [f"{'':{width}} " + "".join(f"{split:>12}" for split in splits)]
-        for label, name in enumerate(self.classes):
-            numbers = "".join(f"{self.class_counts[split][label]:>12,}" for split in splits)
-            lines.append(f"{short(name):{width}} {numbers}")
-        return lines
+
+def class_lines(classes: Sequence[str], class_counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """A table of images by class and split, or a summary if there are many classes."""
+    if len(classes) > LISTED_CLASSES:
+        return [
+            f"{split}: {min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
+            for split, counts in class_counts.items()
+        ]
+    width = max(len(short(name)) for name in classes)
+    lines = [f"{'':{width}} " + "".join(f"{split:>12}" for split in class_counts)]
+    for label, name in enumerate(classes):
+        numbers = "".join(f"{counts[label]:>12,}" for counts in class_counts.values())
+        lines.append(f"{short(name):{width}} {numbers}")
+    return lines
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Headings and what there is to say under them, as text."""
+    return "\n".join(f"{heading:<11} {text}".rstrip() for heading, text in rows)
 
 
 def short(name: str) -> str:
     """The name of a class as it may be printed in a table."""
     text = shown(name)
     return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 1]}…"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "file"), counted(2000, "class")
+    ('1 file', '2,000 classes')
+    """
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
 
 
 def listed(bad: Sequence[BadFile]) -> list[str]:

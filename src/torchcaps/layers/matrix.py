@@ -72,7 +72,7 @@ class ConvMatrixCapsules(nn.Module):
             votes.flatten(6).flatten(4, 5).movedim(-1, -3),  # (B, H', W', K * K * T, J, 16)
             activations.movedim(3, -1).flatten(3),
             normalise=lambda log_joint: self._compete(log_joint, height, width),
-        )
+        )[0]
 
     def _windows(self, tensor: Tensor) -> Tensor:
         """(B, H, W, ...) -> (B, H', W', ..., K, K), without a copy."""
@@ -131,7 +131,7 @@ class ClassMatrixCapsules(nn.Module):
         return self.routing.route(
             votes.flatten(4).flatten(2, 3).movedim(-1, 1),  # (B, H * W * T, J, 16)
             capsules.activations.flatten(1),
-        )
+        )[0]
 
 
 def _as_matrices(poses: Tensor) -> Tensor:

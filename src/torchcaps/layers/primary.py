@@ -6,9 +6,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.ops import TransformedKernel, conv_pair, strided_conv2d, taps_first, transform_kernel
+from torchcaps.settings import SettingError
 
 
 def _group(places: Tensor, size: int) -> Capsules:
@@ -78,6 +80,7 @@ class ImageCapsules(nn.Module):
         negative_slope: float = 0.0,
     ) -> None:
         super().__init__()
+        self.image_shape = image_shape
         self.size = size
         self.negative_slope = negative_slope
         self.padding = kernel // 2 if padding == "same" else 0
@@ -88,9 +91,36 @@ class ImageCapsules(nn.Module):
         grow = 2 * self.padding - kernel
         rows, columns = ((side + grow + 1 + grow) // self.STRIDE + 1 for side in sides)
         if min(rows, columns) < 1:
-            raise ValueError(f"images of {sides[0]}x{sides[1]} are too small for two {kernel}x{kernel} convolutions")
+            smallest = 2 * kernel - 1 - 4 * self.padding
+            raise SettingError(
+                "image_shape",
+                f"of {sides[0]}x{sides[1]} is too small for two {kernel}x{kernel} convolutions: the smallest size is "
+                f"{smallest}x{smallest}. Enlarge the images, or choose a smaller kernel",
+            )
         self.map_shape = (rows, columns, types)
         self._transformed: TransformedKernel | None = None
+
+    def numbers_per_image(self) -> int:
+        """Roughly how many numbers training holds for each image: the first maps, their transforms and gradients."""
+        grow = 2 * self.padding - self.first.kernel_size[0] + 1
+        rows, columns = (side + grow for side in self.image_shape[1:])
+        return 4 * rows * columns * self.first.out_channels
+
+    def over_pixels(self, maps: Tensor) -> Tensor:
+        """Spread numbers of the map's places over the pixels they come from: (N, H', W') -> (N, H, W), the same sums.
+
+        A pixel's share in a place is the number of ways that lead from it to there through both kernels.
+        """
+        kernel = self.first.kernel_size[0]
+        ways = torch.zeros(2 * kernel - 1, dtype=maps.dtype, device=maps.device)
+        for offset in range(kernel):
+            ways[offset : offset + kernel] += 1
+        field = torch.outer(ways, ways)[None, None] / ways.sum() ** 2
+        spread = F.conv_transpose2d(maps[:, None], field, stride=self.STRIDE)[:, 0]
+        margin = 2 * self.padding  # what lies on the padding is not shown
+        rows, columns = (side + margin for side in self.image_shape[1:])
+        whole = F.pad(spread, (0, columns, 0, rows))  # the last pixels may be under no place
+        return whole[:, margin:rows, margin:columns]
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""

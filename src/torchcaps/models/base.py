@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, margin_loss
-from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.models.config import ModelConfig, TaskConfig
 from torchcaps.routing.config import RoutingConfig
@@ -148,15 +147,10 @@ class Network(nn.Module, ABC):
         """How many numbers were learned: weights, biases and routing coefficients."""
         return sum(tensor.numel() for tensor in self.state_dict().values())
 
-    def matrices(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
-        """The weights that are large matrices, with the axes that count as their rows, for :class:`torchcaps.Muon`."""
-        found: list[tuple[nn.Parameter, tuple[int, ...]]] = []
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                found.append((module.weight, (0,)))  # type: ignore[arg-type]
-            elif isinstance(module, CapsuleLayer):
-                found.append((module.weight, (2, 3)))
-        return found
+    def numbers_per_image(self) -> int:
+        """Roughly how many numbers training holds for each image of a batch."""
+        rows, columns, types = self.map_shape
+        return 64 * rows * columns * types
 
     def copy_with(self, state: Mapping[str, Tensor]) -> Self:
         """A copy with these weights, named as in :meth:`state_dict`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self, cast, final
 
 import torch
@@ -13,12 +14,16 @@ from torchcaps.functional import Capsules
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
+from torchcaps.layers.stem import SmallStem, StemCapsules
+from torchcaps.models.backbones import load_weights
 from torchcaps.models.base import Network, as_task
 from torchcaps.models.config import CapsNetConfig, TaskConfig
+from torchcaps.models.explain import Explanation, explain
 from torchcaps.routing.base import Routing
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.routing.discriminative import L2Routing
 from torchcaps.routing.registry import own_name
+from torchcaps.settings import SettingError
 
 
 @final
@@ -29,12 +34,14 @@ class CapsuleNetwork(Network):
         image_shape: (C, H, W) of the images.
         classes: how many, or their names.
         routing: of all capsule layers, by default :class:`torchcaps.L2Routing`; or one for each of them.
+        backbone: makes a module of your own that takes the place of the convolutions: images (B, C, H, W) -> feature
+            maps (B, channels, h, w).
         labels_per_image: classes that every image shows; 0 for any number.
         mean, std: of each channel, to normalise images with.
         settings: sizes, by the names of :class:`torchcaps.models.config.CapsNetConfig`: ``layers`` (count and size of
             capsule layers in between), ``conv_channels``, ``primary_capsules`` (types), ``primary_size``,
             ``class_size``, ``kernel``, ``padding`` ("valid" or "same"), ``negative_slope``, ``weight_std``,
-            ``reconstruction`` (whether there is a decoder).
+            ``reconstruction`` (whether there is a decoder), ``stem`` ("auto", "paper", "small").
 
     >>> network = CapsuleNetwork((1, 28, 28), classes=10)
     >>> output = network(torch.rand(2, 1, 28, 28))
@@ -51,35 +58,41 @@ class CapsuleNetwork(Network):
         classes: int | Sequence[str],
         routing: Routing | Sequence[Routing] | None = None,
         *,
+        backbone: Callable[[], nn.Module] | None = None,
         labels_per_image: int = 1,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
         **settings: Any,
     ) -> None:
+        if backbone is not None:
+            settings = {"backbone": f"{backbone.__module__}:{backbone.__qualname__}", **settings}
         config = CapsNetConfig.from_mapping(settings)
         task = as_task(image_shape, classes, labels_per_image, mean, std)
-        self._build(config, task, routing)
+        self._build(config, task, routing, backbone)
 
     @classmethod
     def from_config(
-        cls, config: CapsNetConfig, task: TaskConfig, routing: Routing | Sequence[Routing] | None = None
+        cls,
+        config: CapsNetConfig,
+        task: TaskConfig,
+        routing: Routing | Sequence[Routing] | None = None,
+        backbone: Callable[[], nn.Module] | None = None,
     ) -> Self:
-        """The network that settings describe."""
+        """The network that settings describe; ``backbone`` makes the stem if they name one."""
         network = cls.__new__(cls)
-        network._build(config, task, routing)
+        network._build(config, task, routing, backbone)
         return network
 
-    def _build(self, config: CapsNetConfig, task: TaskConfig, routing: Routing | Sequence[Routing] | None) -> None:
+    def _build(
+        self,
+        config: CapsNetConfig,
+        task: TaskConfig,
+        routing: Routing | Sequence[Routing] | None,
+        backbone: Callable[[], nn.Module] | None,
+    ) -> None:
+        config = config.resolved(task)
         super().__init__(config, task)
-        self.front = ImageCapsules(
-            task.image_shape,
-            config.conv_channels,
-            config.primary_capsules,
-            config.primary_size,
-            kernel=config.kernel,
-            padding=cast(Any, config.padding),
-            negative_slope=config.negative_slope,
-        )
+        self.front = _front(config, task, backbone)
         self.map_shape = self.front.map_shape
         rows, columns, types = self.map_shape
         kept = None if config.kept_capsules is None else torch.tensor(config.kept_capsules)
@@ -96,6 +109,9 @@ class CapsuleNetwork(Network):
             self.evaluation_batch = 100
         self.decoder = Decoder(classes, config.class_size, task.image_shape) if config.reconstruction else None
 
+    def numbers_per_image(self) -> int:
+        return super().numbers_per_image() + self.front.numbers_per_image()
+
     def primary_capsules(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> (B, I, D)."""
         capsules: Capsules = self.front(self.normalised(images))
@@ -109,9 +125,58 @@ class CapsuleNetwork(Network):
             capsules = layer(capsules.poses, capsules.activations)
         return capsules
 
+    def explain(self, images: Tensor) -> Explanation:
+        """What each primary capsule adds to or takes from each class capsule, exactly.
+
+        Args:
+            images: (B, C, H, W) in [0, 1].
+
+        >>> network = CapsuleNetwork((1, 28, 28), classes=10)
+        >>> explanation = network.explain(torch.rand(2, 1, 28, 28))
+        >>> explanation.maps.shape  # for each class, pixel by pixel
+        torch.Size([2, 10, 28, 28])
+        >>> torch.allclose(explanation.contributions.sum(1), explanation.lengths, rtol=1e-4)
+        True
+        """
+        with torch.no_grad():
+            primary = self.primary_capsules(images)
+        return explain(
+            self.layers, primary, kept=self.kept, map_shape=self.map_shape, over_pixels=self.front.over_pixels
+        )
+
     def routing_config(self) -> RoutingConfig:
         routing = cast(CapsuleLayer, self.layers[-1]).routing
         return RoutingConfig(name=own_name(type(routing)), settings=routing.settings)
+
+
+def _front(
+    config: CapsNetConfig, task: TaskConfig, backbone: Callable[[], nn.Module] | None
+) -> ImageCapsules | StemCapsules:
+    """From images to primary capsules."""
+    if config.stem == "paper":
+        return ImageCapsules(
+            task.image_shape,
+            config.conv_channels,
+            config.primary_capsules,
+            config.primary_size,
+            kernel=config.kernel,
+            padding=cast(Any, config.padding),
+            negative_slope=config.negative_slope,
+        )
+    if config.stem == "small":
+        stem: nn.Module = SmallStem(task.image_shape)
+    elif backbone is not None:
+        stem = backbone()
+        if config.backbone_weights:
+            load_weights(stem, Path(config.backbone_weights))
+        stem.requires_grad_(not config.freeze_backbone)
+    else:
+        raise SettingError(
+            "backbone",
+            f"{config.backbone!a} is somebody's own code. If it is yours, name it: --backbone module:function on the "
+            "command line, load(path, backbone=function) in Python",
+        )
+    return StemCapsules(task.image_shape, stem, config.primary_capsules, config.primary_size)
 
 
 def _one_each(routing: Routing | Sequence[Routing] | None, layers: int) -> list[Routing]:

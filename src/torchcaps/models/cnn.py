@@ -72,6 +72,9 @@ class ConvolutionalNetwork(Network):
         self.scores = nn.Linear(classes * config.class_size, classes)
         self.decoder = Decoder(classes, config.class_size, task.image_shape) if config.reconstruction else None
 
+    def numbers_per_image(self) -> int:
+        return super().numbers_per_image() + self.front.numbers_per_image()
+
     def primary_capsules(self, images: Tensor) -> Capsules:
         """The features of each place as one capsule: (B, C, H, W) -> (B, H' * W', channels)."""
         features = self.front(self.normalised(images)).totals.relu()  # before the squash

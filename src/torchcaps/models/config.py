@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.settings import SettingError, Settings, setting
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from torchcaps.models.base import Network
     from torchcaps.routing.base import Routing
 
+LARGEST_FOR_THE_PAPER = 40
+"""Side of images, in pixels, up to which the paper's two convolutions are the stem unless told otherwise."""
 LARGEST = 2**20  # of any size: a damaged file must not ask for more than a machine could have
+
+
+class Own(NamedTuple):
+    """Code of the user's own, which only the user can name: no file ever does."""
+
+    routing: type[Routing] | None = None
+    backbone: Callable[[], nn.Module] | None = None
 
 
 class TaskConfig(Settings):
@@ -49,9 +60,13 @@ class ModelConfig(Settings):
     name: ClassVar[str]
     title: ClassVar[str] = "network"
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         """The network with fresh weights, drawn from torch's global random numbers."""
         raise NotImplementedError
+
+    def resolved(self, task: TaskConfig) -> ModelConfig:
+        """The same settings with everything that follows from the images filled in."""
+        return self
 
     @classmethod
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
@@ -89,6 +104,17 @@ class CapsNetConfig(ModelConfig):
     primary_size: int = setting("components of a primary capsule", default=8, least=1, most=4096)
     class_size: int = setting("components of a class capsule", default=16, least=1, most=4096)
     kernel: int = setting("side of both convolution kernels", default=9, least=1, most=64)
+    stem: str = setting(
+        "what makes feature maps of images: the paper's two convolutions, a small one for images over "
+        f"{LARGEST_FOR_THE_PAPER} pixels, a backbone, or auto: by size",
+        default="auto",
+        choices=("auto", "paper", "small", "backbone"),
+    )
+    backbone: str | None = setting(
+        "timm:NAME, or module:function that makes a module of your own, as the stem", default=None
+    )
+    backbone_weights: str | None = setting("a file with the backbone's weights (safetensors, or torch's)", default=None)
+    freeze_backbone: bool = setting("leave the backbone's weights as they are", default=False)
     padding: str = setting(
         "valid as in the paper, or same: the image is padded", default="valid", choices=("valid", "same")
     )
@@ -106,11 +132,25 @@ class CapsNetConfig(ModelConfig):
         "numbers of the primary capsules that a pruned network still uses", default=None, least=0, option=""
     )
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def resolved(self, task: TaskConfig) -> CapsNetConfig:
+        """The same with the stem that suits the images."""
+        if self.stem != "auto":
+            return self
+        small = max(task.image_shape[1:]) > LARGEST_FOR_THE_PAPER
+        return self.replace(stem="backbone" if self.backbone else "small" if small else "paper")
+
+    def check(self) -> None:
+        if (self.stem == "backbone") != bool(self.backbone) and self.stem != "auto":
+            raise SettingError("backbone", "must be given if, and only if, the stem is one")
+        if self.backbone is None and (self.backbone_weights or self.freeze_backbone):
+            raise SettingError("backbone", "is missing: there are settings for one")
+
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.capsnet import CapsuleNetwork
 
-        routings = [routing.build(own) for _ in range(len(self.layers) + 1)]
-        return CapsuleNetwork.from_config(self, task, routings)
+        own = own or Own()
+        routings = [routing.build(own.routing) for _ in range(len(self.layers) + 1)]
+        return CapsuleNetwork.from_config(self, task, routings, backbone=own.backbone)
 
 
 class MatrixConfig(ModelConfig):
@@ -124,7 +164,7 @@ class MatrixConfig(ModelConfig):
     iterations: int = setting("of its EM routing", default=3, least=1, most=100, option="")
     reconstruction: bool = setting("train a decoder beside the classifier", default=True)
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.matrix import MatrixCapsuleNetwork
 
         return MatrixCapsuleNetwork.from_config(self, task)
@@ -144,7 +184,7 @@ class CnnConfig(ModelConfig):
     )
     reconstruction: bool = setting("train a decoder beside the classifier", default=True)
 
-    def build(self, task: TaskConfig, routing: RoutingConfig, own: type[Routing] | None = None) -> Network:
+    def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.cnn import ConvolutionalNetwork
 
         return ConvolutionalNetwork.from_config(self, task)

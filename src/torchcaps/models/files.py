@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.atomic import DamagedFile
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
-from torchcaps.models.config import ModelConfig, TaskConfig
+from torchcaps.models.config import ModelConfig, Own, TaskConfig
 from torchcaps.routing.base import Routing
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.settings import Settings, setting
@@ -27,17 +28,24 @@ class Description(Settings):
     task: TaskConfig = setting()
     routing: RoutingConfig = setting()
 
-    def build(self, own: type[Routing] | None = None) -> Network:
+    def build(self, own: Own) -> Network:
         return self.model.build(self.task, self.routing, own)
 
 
-def load(path: Path | str, *, routing: type[Routing] | None = None, device: torch.device | str = "cpu") -> Network:
+def load(
+    path: Path | str,
+    *,
+    routing: type[Routing] | None = None,
+    backbone: Callable[[], nn.Module] | None = None,
+    device: torch.device | str = "cpu",
+) -> Network:
     """A trained network, ready to use: it knows its classes and how to prepare images.
 
     Args:
         path: a run folder, or a file that :meth:`Network.save` wrote.
         routing: the class of a routing of your own that the network was trained with. What a file names is never
             imported.
+        backbone: what makes a backbone of your own, if it has one.
         device: where to put it.
 
     Returns:
@@ -55,12 +63,12 @@ def load(path: Path | str, *, routing: type[Routing] | None = None, device: torc
     if not file.is_file():
         raise UserError(f"There is no trained network at {path}.")
     tensors, state = read_tensors(file)
-    network = _described(file, state, tensors, routing)
+    network = _described(file, state, tensors, Own(routing, backbone))
     network.load_state_dict(tensors)
     return network.to(device).eval()
 
 
-def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], own: type[Routing] | None) -> Network:
+def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], own: Own) -> Network:
     """The network that a file describes, built only if its tensors are those of the file."""
     if "network" not in state:
         raise DamagedFile(f"{file} holds no network.")

@@ -30,12 +30,7 @@ SAMPLE = 200  # images that a picture is made from
 class Pictures(Callback):
     """Draws a run when it is finished. What cannot be drawn is said, and is no failure: the result is there."""
 
-    def __init__(self, wanted: bool = True) -> None:
-        self._wanted = wanted
-
     def on_finish(self, finished: Finished) -> None:
-        if not self._wanted:
-            return
         try:
             draw_run(
                 finished.folder.path,

@@ -46,6 +46,11 @@ class Routing(nn.Module, ABC):
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
         """Make what depends on the number of capsules, such as coefficients. Called once, by the layer."""
 
+    def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor | float:
+        """The coefficients c_ij with which Σ_i c_ij û_j|i are the totals, for these images: (B, I, J), or (I, J) or one
+        number where all images share them. What explanations are made from; a routing without them has none."""
+        raise NotImplementedError(f"{type(self).__name__} does not say with which coefficients it sums the votes")
+
     @abstractmethod
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
         """Route the votes of input capsules with these activations (B, I)."""
@@ -56,6 +61,9 @@ class SharedRouting(Routing):
 
     coefficients: Tensor | float
     """(I, J), or one number for all pairs."""
+
+    def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor | float:
+        return self.coefficients
 
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
         return capsules_from_totals(votes.combine(self.coefficients))

@@ -7,6 +7,7 @@ input capsule move only so far from where they were:
 
 from even shares. Given one of c and s, the best other is a closed form; the two in turn are coordinate descent, and the
 first term, the loss of the clustering, falls with every turn. As dynamic routing's, the logits of the shares add up.
+With the entropy Σ_ij c_ij log c_ij in place of the divergence they do not: the second solution of the paper.
 """
 
 from __future__ import annotations
@@ -41,13 +42,26 @@ def best_directions(totals: Tensor) -> Tensor:
     return F.normalize(totals, dim=-1, eps=1e-6)
 
 
-def clustering_routing(votes: Votes, *, iterations: int = 3, alpha: float = 1.0) -> Capsules:
-    """Coordinate descent from even shares, ``iterations`` times; no dense votes are held."""
-    totals = votes.combine(1.0 / votes.shape[2])
-    logits = torch.zeros((), dtype=totals.dtype, device=totals.device)  # of even shares
+def clustering_coefficients(
+    votes: Votes, *, iterations: int = 3, alpha: float = 1.0, regulariser: str = "divergence"
+) -> Tensor | float:
+    """The shares after coordinate descent from even ones: (B, I, J), or 1 / J if there is one iteration only."""
+    coefficients: Tensor | float = 1.0 / votes.shape[2]
+    logits: Tensor | None = None
     for _ in range(iterations - 1):
-        logits = logits + votes.agreement(best_directions(totals)) / alpha  # as best_coefficients, without rounding
-        totals = votes.combine(logits.softmax(2))
+        pull = votes.agreement(best_directions(votes.combine(coefficients))) / alpha
+        accumulate = logits is not None and regulariser == "divergence"
+        logits = logits + pull if accumulate else pull  # type: ignore[operator]
+        coefficients = logits.softmax(2)  # as best_coefficients, without rounding
+    return coefficients
+
+
+def clustering_routing(
+    votes: Votes, *, iterations: int = 3, alpha: float = 1.0, regulariser: str = "divergence"
+) -> Capsules:
+    """Coordinate descent from even shares, ``iterations`` times; no dense votes are held."""
+    shares = clustering_coefficients(votes, iterations=iterations, alpha=alpha, regulariser=regulariser)
+    totals = votes.combine(shares)
     lengths = torch.linalg.vector_norm(totals, dim=-1)  # (B, J)
     # One factor for all capsules of an image keeps their lengths in proportion, and below one.
     shrink = 1 / (1 + lengths.amax(1, keepdim=True))
@@ -60,7 +74,10 @@ class ClusteringRouting(Routing):
 
     Args:
         iterations: how often shares and directions are computed.
-        alpha: how strongly shares stay as they were, above zero.
+        alpha: how strongly shares stay as they were, or even, above zero.
+        regulariser: "divergence" from the last shares, as in the paper's first solution, whose logits add up; or
+            "entropy", its second, which resembles agglomerative fuzzy k-means: Σ_i Σ_j c_ij log c_ij in place of the
+            divergence, so that each turn starts afresh.
 
     >>> ClusteringRouting(alpha=0.5).alpha
     0.5
@@ -74,14 +91,22 @@ class ClusteringRouting(Routing):
 
     weight_std = 0.1
 
-    def __init__(self, *, iterations: int = 3, alpha: float = 1.0) -> None:
+    def __init__(self, *, iterations: int = 3, alpha: float = 1.0, regulariser: str = "divergence") -> None:
         super().__init__()
+        if regulariser not in ("divergence", "entropy"):
+            raise ValueError(f"regulariser must be 'divergence' or 'entropy', not {regulariser!r}")
         if iterations < 1:
             raise ValueError(f"iterations must be at least 1, not {iterations}")
         if not alpha > 0:
             raise ValueError(f"alpha must be above zero, not {alpha}")
         self.iterations = iterations
         self.alpha = alpha
+        self.regulariser = regulariser
 
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
-        return clustering_routing(votes, iterations=self.iterations, alpha=self.alpha)
+        return clustering_routing(votes, iterations=self.iterations, alpha=self.alpha, regulariser=self.regulariser)
+
+    def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor | float:
+        return clustering_coefficients(
+            votes, iterations=self.iterations, alpha=self.alpha, regulariser=self.regulariser
+        )

@@ -11,17 +11,21 @@ from torchcaps.routing.base import Routing
 from torchcaps.routing.votes import Votes
 
 
-def dynamic_routing(votes: Votes, *, iterations: int = 3) -> Capsules:
-    """Give each image coefficients of its own, raising those of votes that agree with the outcome."""
+def dynamic_coefficients(votes: Votes, *, iterations: int = 3) -> Tensor | float:
+    """The coefficients of the last iteration: (B, I, J), or 1 / J if there is only one."""
     J = votes.shape[2]
-    # With all logits at zero the first softmax is 1 / J.
-    capsules = capsules_from_totals(votes.combine(1.0 / J))
+    coefficients: Tensor | float = 1.0 / J  # with all logits at zero the first softmax is 1 / J
     logits: Tensor | None = None
     for _ in range(iterations - 1):
-        agreement = votes.agreement(capsules.poses)  # (B, I, J)
+        agreement = votes.agreement(capsules_from_totals(votes.combine(coefficients)).poses)  # (B, I, J)
         logits = agreement if logits is None else logits + agreement
-        capsules = capsules_from_totals(votes.combine(logits.softmax(2)))  # Eq. rsftmx, Eq. dcap
-    return capsules
+        coefficients = logits.softmax(2)  # Eq. rsftmx
+    return coefficients
+
+
+def dynamic_routing(votes: Votes, *, iterations: int = 3) -> Capsules:
+    """Give each image coefficients of its own, raising those of votes that agree with the outcome."""
+    return capsules_from_totals(votes.combine(dynamic_coefficients(votes, iterations=iterations)))  # Eq. dcap
 
 
 @final
@@ -48,3 +52,6 @@ class DynamicRouting(Routing):
 
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
         return dynamic_routing(votes, iterations=self.iterations)
+
+    def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor | float:
+        return dynamic_coefficients(votes, iterations=self.iterations)

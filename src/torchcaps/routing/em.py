@@ -53,13 +53,15 @@ def em_routing(
     relative: bool = False,
     variance_floor: float = 1e-4,
     normalise: Normalise = over_output_capsules,
-) -> Capsules:
+) -> tuple[Capsules, Tensor]:
     """Fit one Gaussian for each output capsule to the votes, by expectation maximisation.
 
     Shapes: votes (..., I, J, E), activations (..., I), β_a and β_u (J,) -> capsules (..., J, E). Leading axes
     are problems of their own, images as well as the places of a convolution; only ``normalise`` may let them
     compete. ``relative`` measures the cost for each component of a pose and for the even share of input
     capsules, which makes λ, β_a and β_u independent of the size of the layer; the paper sums.
+
+    Also returns the weights (..., I, J) of the last M-step, with which the votes sum to the means.
 
     All of it is computed in logarithms, in float32 or better whatever the votes are stored in. Back-propagation
     keeps the votes only and computes the rest again, with two more tensors of their size at a time.
@@ -81,7 +83,8 @@ def em_routing(
             )
             if turn < iterations - 1:  # nobody asks for the last ones
                 log_shares = normalise(log_joint.mT).mT
-        return Capsules(means.to(outside), evidence.sigmoid().to(outside), means.to(outside))
+        capsules = Capsules(means.to(outside), evidence.sigmoid().to(outside), means.to(outside))
+        return capsules, log_weights.softmax(-1).mT.to(outside)
 
 
 def _m_and_e_step(
@@ -206,7 +209,9 @@ class EMRouting(Routing):
         self.beta_a = nn.Parameter(torch.full((outputs,), beta_a))
         self.beta_u = nn.Parameter(torch.full((outputs,), beta_u))
 
-    def route(self, votes: Tensor, activations: Tensor, *, normalise: Normalise = over_output_capsules) -> Capsules:
+    def route(
+        self, votes: Tensor, activations: Tensor, *, normalise: Normalise = over_output_capsules
+    ) -> tuple[Capsules, Tensor]:
         """:func:`em_routing` of votes (..., I, J, E) with this routing's parameters and settings."""
         return em_routing(
             votes,
@@ -222,4 +227,7 @@ class EMRouting(Routing):
         )
 
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
-        return self.route(votes.dense(), activations)
+        return self.route(votes.dense(), activations)[0]
+
+    def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor | float:
+        return self.route(votes.dense(), activations)[1]

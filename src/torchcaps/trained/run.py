@@ -12,8 +12,8 @@ import torch
 from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
+from torchcaps.models.config import Own
 from torchcaps.models.files import load
-from torchcaps.routing.base import Routing
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.training.config import RunConfig, TrainingConfig
@@ -53,7 +53,7 @@ class TrainedRun:
 
     Args:
         path: the run folder.
-        own_routing: the class of a routing of your own, if the run was trained with one.
+        own: a routing or a backbone of your own, if the run was trained with one.
         accelerator: where to compute: auto, cpu, cuda, mps.
         threads: of the CPU; all cores if not given.
     """
@@ -62,14 +62,15 @@ class TrainedRun:
         self,
         path: Path,
         *,
-        own_routing: type[Routing] | None = None,
+        own: Own | None = None,
         accelerator: str = "auto",
         threads: int | None = None,
     ) -> None:
         self.folder = RunFolder.open(path)
         torch.set_num_threads(threads or usable_cores())
         self.fabric = make_fabric(RunConfig(accelerator=accelerator))
-        self.network = load(self.folder.network, routing=own_routing, device=self.fabric.device)
+        own = own or Own()
+        self.network = load(self.folder.network, routing=own.routing, backbone=own.backbone, device=self.fabric.device)
 
     def config(self, *, data: str | None = None, data_folder: str | None = None) -> TrainingConfig:
         """The run's settings, with all training images used for training, and possibly other data."""

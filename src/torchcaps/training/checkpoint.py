@@ -36,6 +36,16 @@ class Checkpoints:
         for path in [*left_by_a_kill, *self.paths()[:-KEPT]]:
             path.unlink()
 
+    def restamp(self, settings: dict[str, Any]) -> None:
+        """Make the newest checkpoint one of a run with these settings, and forget the older ones."""
+        if not self.paths():
+            return
+        *older, newest = self.paths()
+        tensors, state = read_tensors(newest)
+        write_tensors(newest, tensors, {**state, "settings": settings})
+        for path in older:
+            path.unlink()
+
     def load_newest(
         self, settings: dict[str, Any], say: Callable[[str], None]
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from torchcaps.models.base import Network
 
 DEFAULT_EPOCHS = 10
+DEFAULT_WARMUP = 50
 MANY = 10**12
-EXECUTION = ("run.threads", "run.devices", "run.accelerator", "run.out", "run.pictures", "data.folder")
+EXECUTION = (
+    "run.threads",
+    "run.devices",
+    "run.accelerator",
+    "run.out",
+    "run.pictures",
+    "run.tensorboard",
+    "data.folder",
+)
 """What may differ between the start of a run and its continuation without changing what is computed."""
 
 
@@ -29,12 +38,12 @@ class OptimiserConfig(Settings):
     title = "optimiser"
 
     name: str = setting(
-        "adam, or muon: orthogonalised momentum for the large matrices, Adam for the rest",
-        default="adam",
-        choices=("adam", "muon"),
+        "muon: orthogonalised momentum for the large matrices, Adam for the rest; or adam or sgd for all",
+        default="muon",
+        choices=("muon", "adam", "sgd"),
         option="optimizer",
     )
-    learning_rate: float = setting("Adam's, at its highest", default=1e-3, least=0, most=10)
+    learning_rate: float = setting("of adam and sgd, at its highest", default=1e-3, least=0, most=10)
     matrix_rate: float = setting("learning rate of the large matrices with muon", default=0.01, least=0, most=10)
     momentum: float = setting("of muon", default=0.95, least=0, below=1)
     weight_decay: float = setting(
@@ -45,7 +54,12 @@ class OptimiserConfig(Settings):
         default="cosine",
         choices=("cosine", "linear", "staircase", "constant"),
     )
-    warmup: int = setting("steps over which the learning rate rises from zero", default=50, least=0, most=MANY)
+    warmup: int | None = setting(
+        "steps over which the learning rate rises from zero [50, a tenth of a short run]",
+        default=None,
+        least=0,
+        most=MANY,
+    )
     decay: float = setting("staircase: factor of each stair", default=0.96, least=0, most=1)
     decay_every: int = setting("staircase: steps between stairs", default=1000, least=1, most=MANY)
     average: float = setting(
@@ -57,12 +71,20 @@ class OptimiserConfig(Settings):
 
     def build(self, network: Network) -> Optimizer:
         """The optimiser of a network's weights."""
+        from torch.optim import SGD
+
         from torchcaps.optim import Muon, parameter_groups
 
-        matrices = network.matrices() if self.name == "muon" else []
-        known = {id(parameter) for parameter, _ in matrices}
-        others = [parameter for parameter in network.parameters() if id(parameter) not in known]
-        groups = parameter_groups(matrices, others, rate=self.matrix_rate)
+        if self.name == "sgd":
+            return SGD(
+                network.parameters(),
+                lr=self.learning_rate,
+                momentum=self.momentum,
+                nesterov=self.momentum > 0,
+                weight_decay=self.weight_decay,
+            )
+        rate = self.matrix_rate if self.name == "muon" else None
+        groups = parameter_groups(network, lr=self.learning_rate, matrix_lr=rate)
         return Muon(groups, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
@@ -155,10 +177,12 @@ class RunConfig(Settings):
     title = "run"
 
     epochs: int | None = setting(
-        f"passes over the training images [{DEFAULT_EPOCHS}]", default=None, least=1, most=10**9
+        f"passes over the training images [{DEFAULT_EPOCHS}, more of a few images]", default=None, least=1, most=10**9
     )
     steps: int | None = setting("training steps, instead of epochs", default=None, least=1, most=MANY)
-    batch_size: int = setting("images in a step, over all devices", default=128, least=1, most=10**6)
+    batch_size: int | None = setting(
+        "images in a step, over all devices [128, fewer of a few images]", default=None, least=1, most=10**6
+    )
     seed: int = setting("of weights, order and augmentation", default=0, least=0, most=2**63 - 1)
     threads: int | None = setting("CPU threads of each process [cores / devices]", default=None, least=1, most=1024)
     devices: int = setting("processes, one for each device", default=1, least=1, most=4096)
@@ -177,6 +201,21 @@ class RunConfig(Settings):
         "images to evaluate on before the last step [all]", default=None, least=1, most=MANY
     )
     checkpoint_every: int = setting("steps between checkpoints", default=500, least=1, most=MANY)
+    keep: str | None = setting(
+        "which state becomes the network: best on the validation images, or last [best if there are any]",
+        default=None,
+        choices=("best", "last"),
+    )
+    patience: int | None = setting(
+        "stop after this many evaluations without a better one on the validation images",
+        default=None,
+        least=1,
+        most=MANY,
+    )
+    start_from: str | None = setting(
+        "start with the weights of another run or model file, as far as they fit", default=None, option="from"
+    )
+    tensorboard: bool = setting("write TensorBoard logs into the run folder too", default=False)
     pictures: bool = setting("draw the run when it is done", default=True)
     test_images: int | None = setting(
         "evaluate on this many images only [all; multi-mnist: 10000]", default=None, least=1, most=MANY
@@ -185,7 +224,7 @@ class RunConfig(Settings):
     def check(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise SettingError("epochs", "and steps cannot both be given")
-        if self.batch_size % self.devices:
+        if self.batch_size is not None and self.batch_size % self.devices:
             raise SettingError("batch_size", f"{self.batch_size} cannot be shared evenly by {self.devices} devices")
 
 

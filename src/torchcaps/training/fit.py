@@ -14,26 +14,34 @@ import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 
+from torchcaps.data.report import table
 from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
-from torchcaps.routing.base import Routing
+from torchcaps.models.config import Own
+from torchcaps.models.files import load
+from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
 from torchcaps.training.evaluation import Evaluation, evaluate
 from torchcaps.training.folder import RunFolder
+from torchcaps.training.header import check_memory, header_rows
 from torchcaps.training.host import commit, is_first_process, usable_cores, versions
 from torchcaps.training.plan import Plan
-from torchcaps.training.progress import ProgressDisplay
+from torchcaps.training.progress import ProgressDisplay, say
 from torchcaps.training.result import RunResult
 from torchcaps.training.schedule import rate_factor
+from torchcaps.training.watch import Watch
 
 STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
 class Callback:
     """What is told about a run while it goes on; override what you need. Only the first process calls it."""
+
+    def on_start(self, folder: RunFolder) -> None:
+        """Training is about to begin, or to go on."""
 
     def on_row(self, row: Mapping[str, float | int | None]) -> None:
         """A row of ``metrics.csv`` has been written."""
@@ -64,7 +72,7 @@ def fit(
     config: TrainingConfig,
     *,
     resume: Path | None = None,
-    own_routing: type[Routing] | None = None,
+    own: Own | None = None,
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
 ) -> Path:
@@ -73,7 +81,7 @@ def fit(
     Args:
         config: the whole run.
         resume: the folder of a run to continue; ``config`` must be that run's.
-        own_routing: the class of a routing of your own, if the configuration names one.
+        own: a routing or a backbone of your own, if the configuration names one.
         callbacks: told about every row of metrics, and about the end.
         console: where progress is shown.
     """
@@ -81,17 +89,36 @@ def fit(
     torch.set_num_threads(config.run.threads or max(1, usable_cores() // local_processes(config.run)))
     plan = Plan.of(config)
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
-    network = plan.build_network(own_routing)
+    network = plan.build_network(own)
+    console = console or Console()
     path = resume or _out(config)
     with contextlib.ExitStack() as stack:
         if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
-            folder = RunFolder.open(path) if resume else RunFolder.create(path, config)
+            check_memory(plan, network)
+            folder = RunFolder.open(path) if resume else RunFolder.create(path, plan.config)
             stack.enter_context(folder.claimed())
             if folder.result.exists():
                 return folder.path  # whoever had claimed it before has finished it
+            say(console, table(header_rows(plan, network, path)))
         fabric.launch()
         folder = RunFolder(fabric.broadcast(path))
-        return _Run(fabric, plan, network, folder, callbacks, console or Console()).to_the_end()
+        if config.run.start_from and not folder.checkpoints.paths():
+            _start_from(network, Path(config.run.start_from), own, console)
+        return _Run(fabric, plan, network, folder, callbacks, console).to_the_end()
+
+
+def _start_from(network: Network, path: Path, own: Own | None, console: Console) -> None:
+    """Take over the weights of another network, as far as names and shapes agree."""
+    own = own or Own()
+    other = load(path, routing=own.routing, backbone=own.backbone).state_dict()
+    state = network.state_dict()
+    fitting = {name: tensor for name, tensor in other.items() if name in state and tensor.shape == state[name].shape}
+    if not fitting:
+        raise UserError(f"Nothing of the network in {path} fits this one.")
+    network.load_state_dict({**state, **fitting})
+    fresh = [name for name in state if name not in fitting]
+    if is_first_process():
+        say(console, f"Starting from {path}" + (f"; new are {', '.join(fresh)}." if fresh else "."))
 
 
 def _out(config: TrainingConfig) -> Path:
@@ -131,10 +158,15 @@ class _Run:
         self.timed_steps = 0
         self.warm = False  # in a process's first step memory is mapped and kernels are chosen: start-up, not speed
         self.last_evaluation: Evaluation | None = None
+        self.best: dict[str, float] = {}  # error and step of the best state, and evaluations since
+        self.watch = Watch()
 
     def to_the_end(self) -> Path:
         with self.display, _stop_signals() as stop:
             step = self._restore()
+            if self.fabric.is_global_zero:
+                for callback in self.callbacks:
+                    callback.on_start(self.folder)
             while step < self.total_steps:
                 self._train_step(step)
                 step += 1
@@ -144,6 +176,10 @@ class _Run:
                     self._checkpoint(step)
                 if stopped_by:
                     raise Interrupted(self.folder, stopped_by)
+                if self._out_of_patience():
+                    self.display.say(f"No better evaluation since step {self.best['step']:.0f}: stopping early.")
+                    self._checkpoint(step)
+                    break
             self._finish(step)
         return self.folder.path
 
@@ -170,6 +206,7 @@ class _Run:
             split = self.plan.data.validation or self.plan.data.test
             on_the_way = self.config.run.evaluation_images if step < self.total_steps else None
             self.last_evaluation = self._evaluate(split, on_the_way)
+            self._remember(step, self.last_evaluation)
         row: dict[str, float | int | None] = {
             "step": step,
             "epoch": round(step / self.batches.steps_per_epoch, 4),
@@ -187,8 +224,35 @@ class _Run:
         self.sums.zero_()
         self.folder.append_metrics(row)
         self.display.report(row, epochs=-(-self.total_steps // self.batches.steps_per_epoch))
+        for remark in self.watch.remarks(row):
+            self.display.say(remark)
         for callback in self.callbacks:
             callback.on_row(row)
+
+    def _remember(self, step: int, evaluation: Evaluation) -> None:
+        """Keep the state that is best on the validation images, if that is what will be used."""
+        if self.plan.data.validation is None or (self.config.run.keep != "best" and not self.config.run.patience):
+            return
+        if self.best and evaluation.error_percent >= self.best["error"]:
+            self.best["since"] += 1
+            return
+        self.best = {"error": evaluation.error_percent, "step": step, "since": 0}
+        if self.config.run.keep == "best" and self.fabric.is_global_zero:
+            write_tensors(self.folder.best, self.trainer.trained_network().state_dict(), {"step": step})
+        self.fabric.barrier()
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.run.patience
+        return patience is not None and self.best.get("since", 0) >= patience
+
+    def _kept_network(self) -> Network:
+        """The network to use: the best one, if it is kept and was not the last."""
+        network = self.trainer.trained_network()
+        if not self.best or self.config.run.keep != "best" or not self.best["since"]:
+            return network
+        tensors, _ = read_tensors(self.folder.best)
+        self.display.say(f"The best state, of step {self.best['step']:.0f}, is used.")
+        return network.copy_with({name: tensor.to(self.fabric.device) for name, tensor in tensors.items()})
 
     def _gather_sums(self) -> None:
         """Add the statistics of all processes up in the first, and start afresh in the others."""
@@ -217,9 +281,9 @@ class _Run:
             )
         return "the steps of the weights are too large; choose a smaller learning rate"
 
-    def _evaluate(self, split: Split, limit: int | None = None) -> Evaluation:
+    def _evaluate(self, split: Split, limit: int | None = None, network: Network | None = None) -> Evaluation:
         return evaluate(
-            self.trainer.trained_network().folded(),
+            (network or self.trainer.trained_network()).folded(),
             split,
             fabric=self.fabric,
             augmentation=self.plan.augmentation,
@@ -237,6 +301,7 @@ class _Run:
                 "train_seconds": self.train_seconds,
                 "timed_steps": self.timed_steps,
                 "threads": torch.get_num_threads(),
+                "best": self.best,
                 "settings": self.config.determining(),
             }
             self.folder.checkpoints.save(step, tensors, state)
@@ -254,6 +319,7 @@ class _Run:
                 self.sums.copy_(tensors["sums"])
             self.train_seconds, self.timed_steps = state["train_seconds"], state["timed_steps"]
             self.started -= state["seconds"]
+            self.best = state.get("best", {})
             self.display.say(f"Continuing after step {step} of {self.total_steps}.")
             threads = torch.get_num_threads()
             before = state.get("threads")
@@ -273,13 +339,16 @@ class _Run:
         return int(self.fabric.all_reduce(torch.tensor(signal_number), reduce_op="max"))  # type: ignore[arg-type]
 
     def _finish(self, step: int) -> None:
-        data, trainer = self.plan.data, self.trainer
-        network = trainer.trained_network()
+        data = self.plan.data
+        network = self._kept_network()
         last = self.last_evaluation or self._evaluate(data.validation or data.test)
-        test = last if data.validation is None else self._evaluate(data.test)
+        test = last if data.validation is None else self._evaluate(data.test, network=network)
         if not self.fabric.is_global_zero:
             return
         network.save(self.folder.network)
+        self.folder.best.unlink(missing_ok=True)
+        kept_best = self.best and self.config.run.keep == "best"
+        validation_error = self.best["error"] if kept_best else last.error_percent
         config = self.config
         RunResult(
             data=config.data.name,
@@ -293,7 +362,7 @@ class _Run:
             images_seen=step * self.batches.batch_size,
             test_error_percent=test.error_percent,
             test_images=test.images,
-            validation_error_percent=last.error_percent if data.validation is not None else None,
+            validation_error_percent=validation_error if data.validation is not None else None,
             train_images_per_second=round(self._images_per_second(), 1),
             evaluate_images_per_second=round(test.images_per_second, 1),
             parameters=network.numbers(),

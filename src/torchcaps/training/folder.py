@@ -17,6 +17,7 @@ from torchcaps.training.algorithm import STATISTICS
 from torchcaps.training.checkpoint import Checkpoints
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.files import read_config, to_yaml
+from torchcaps.training.result import RunResult
 
 PATIENCE = 30  # seconds in which a run that was told to stop has saved where it is
 CONFIG = "config.yaml"
@@ -46,6 +47,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
         self.network = path / MODEL_FILE
+        self.best = path / "best.safetensors"
         self.checkpoints = Checkpoints(path / "checkpoints")
 
     @staticmethod
@@ -101,6 +103,14 @@ class RunFolder:
 
     def config(self) -> TrainingConfig:
         return read_config(self.config_file)
+
+    def extend(self, config: TrainingConfig) -> None:
+        """Let a run go on for longer: the only setting of a run that may change once it has begun."""
+        write_atomically(self.config_file, to_yaml(config).encode())
+        self.checkpoints.restamp(config.determining())
+        if self.result.exists():
+            steps = RunResult.read(self.result).steps
+            self.result.rename(self.result.with_name(f"result-{steps}.json"))
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         new = not self.metrics.exists()

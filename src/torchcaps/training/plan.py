@@ -11,9 +11,9 @@ from torchcaps.data.batches import Batches
 from torchcaps.data.datasets import DataSet
 from torchcaps.data.splits import Split
 from torchcaps.models.base import Network
-from torchcaps.models.config import TaskConfig
-from torchcaps.routing.base import Routing
-from torchcaps.training.config import DEFAULT_EPOCHS, TrainingConfig
+from torchcaps.models.config import Own, TaskConfig
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.defaults import filled_in
 
 MANY_IMAGES = 100_000  # evaluating more than that would take longer than training
 FEW_IMAGES = 10_000
@@ -44,9 +44,11 @@ class Plan:
             mean=data.mean,
             std=data.std,
         )
-        return cls(config, data, augmentation, task)
+        filled = filled_in(config, images=len(data.train), has_validation=data.validation is not None)
+        return cls(filled.replace(model=config.model.resolved(task)), data, augmentation, task)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Batches:
+        assert self.config.run.batch_size is not None  # filled in
         return Batches(
             self.data.train,
             batch_size=self.config.run.batch_size,
@@ -60,12 +62,12 @@ class Plan:
     @property
     def total_steps(self) -> int:
         run = self.config.run
-        return run.steps or (run.epochs or DEFAULT_EPOCHS) * self.batches().steps_per_epoch
+        return run.steps or (run.epochs or 1) * self.batches().steps_per_epoch
 
     def evaluation_limit(self, split: Split) -> int | None:
         """How many images of a split to evaluate on; None for all of them."""
         return self.config.run.test_images or (FEW_IMAGES if len(split) > MANY_IMAGES else None)
 
-    def build_network(self, own_routing: type[Routing] | None = None) -> Network:
+    def build_network(self, own: Own | None = None) -> Network:
         torch.manual_seed(self.config.run.seed)
-        return self.config.model.build(self.task, self.config.routing, own_routing)
+        return self.config.model.build(self.task, self.config.routing, own)

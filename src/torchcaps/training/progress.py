@@ -9,6 +9,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+
+def say(console: Console, text: str) -> None:
+    """Print text as it is: names of classes and folders are no markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class ProgressDisplay:
@@ -18,16 +24,17 @@ class ProgressDisplay:
         self._console = console
         self._enabled = enabled
         self._bar: Progress | None = None
+        self._evaluated = ""  # what the last evaluation said
         if enabled and console.is_terminal:
             self._bar = Progress(
-                TextColumn("epoch {task.fields[epoch]}"),
-                BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(),
+                BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
                 console=console,
+                expand=True,
             )
-            self._task = self._bar.add_task("train", total=total_steps, epoch="1", numbers="")
+            self._task = self._bar.add_task("train", total=total_steps, numbers="")
 
     def __enter__(self) -> ProgressDisplay:
         if self._bar is not None:
@@ -42,7 +49,7 @@ class ProgressDisplay:
 
     def say(self, line: str) -> None:
         if self._enabled:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(self._console, line)
 
     def advance(self, step: int) -> None:
         if self._bar is not None:
@@ -50,12 +57,15 @@ class ProgressDisplay:
 
     def report(self, row: Mapping[str, Any], *, epochs: int) -> None:
         """Show a row of the metrics."""
+        if row.get("evaluation_error") is not None:
+            self._evaluated = f"  evaluation {row['evaluation_error']:.2f} %"
+        if self._bar is not None:
+            numbers = f"loss {row['loss']:.3f}  error {row['train_error']:.1f} %{self._evaluated}"
+            self._bar.update(self._task, completed=row["step"], numbers=numbers)
+            return
         numbers = f"loss {row['loss']:.4f}  error {row['train_error']:.2f} %"
         if row.get("evaluation_error") is not None:
             numbers += f"  evaluation error {row['evaluation_error']:.2f} %"
         numbers += f"  {row['images_per_second']:.0f} images/s"
-        epoch = f"{math.ceil(float(row['epoch']))}/{epochs}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=row["step"], epoch=epoch, numbers=numbers)
-        elif self._enabled:
-            self.say(f"step {row['step']}  epoch {epoch}  {numbers}")
+        if self._enabled:
+            self.say(f"step {row['step']}  epoch {math.ceil(float(row['epoch']))}/{epochs}  {numbers}")

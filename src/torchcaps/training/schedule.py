@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torchcaps.training.config import OptimiserConfig
+from torchcaps.training.config import DEFAULT_WARMUP, OptimiserConfig
 
 
 def rate_factor(step: int, total: int, config: OptimiserConfig) -> float:
     """The rate of step ``step`` (from 0) of ``total`` as a share of its highest, after an optional warm-up."""
-    warmup = min(config.warmup, total // 2)
+    warmup = min(DEFAULT_WARMUP if config.warmup is None else config.warmup, total // 2)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     done = max(0, step - warmup) / max(1, total - warmup)
     shapes: dict[str, Callable[[], float]] = {

@@ -1,0 +1,110 @@
+"""Fronts for images that are too large for the paper's pair of convolutions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcaps.functional import Capsules
+from torchcaps.layers.primary import PrimaryCapsules
+from torchcaps.settings import SettingError
+
+LARGEST_MAP = 8
+"""Side of the feature map at which :class:`SmallStem` stops halving."""
+
+
+class SmallStem(nn.Sequential):
+    """Pairs of 3x3 convolutions, each pair halving the image, until its map is at most 8x8.
+
+    Channels double from pair to pair. Normalised by groups, so that the batch does not matter.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        width: channels of the last pair.
+
+    >>> SmallStem((3, 64, 64))(torch.rand(2, 3, 64, 64)).shape
+    torch.Size([2, 128, 8, 8])
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], width: int = 128) -> None:
+        channels, height, width_in_pixels = image_shape
+        halvings = 0
+        while max(height, width_in_pixels) > LARGEST_MAP << halvings:
+            halvings += 1
+        layers: list[nn.Module] = []
+        for left in reversed(range(halvings)):
+            outputs = max(16, width >> left)
+            layers += _block(channels, outputs, stride=2) + _block(outputs, outputs, stride=1)
+            channels = outputs
+        super().__init__(*layers)
+
+
+def _block(inputs: int, outputs: int, *, stride: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    return [convolution, nn.GroupNorm(max(1, outputs // 16), outputs), nn.ReLU()]
+
+
+class StemCapsules(nn.Module):
+    """Any module that makes feature maps of images, and primary capsules on top of them.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        stem: images (B, C, H, W) -> feature maps (B, channels, h, w).
+        types: of capsules at each place.
+        size: components of a capsule.
+
+    >>> front = StemCapsules((3, 64, 64), SmallStem((3, 64, 64)))
+    >>> front(torch.rand(2, 3, 64, 64)).poses.shape, front.map_shape
+    (torch.Size([2, 1152, 8]), (6, 6, 32))
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], stem: nn.Module, types: int = 32, size: int = 8) -> None:
+        super().__init__()
+        self.image_shape = image_shape
+        self.stem = stem
+        channels, height, width = _map_of(stem, image_shape)
+        kernel = min(3, height, width)
+        self.primary = PrimaryCapsules(channels, types, size, kernel=kernel, stride=1)
+        self.map_shape = (height - kernel + 1, width - kernel + 1, types)
+
+    @torch.no_grad()
+    def numbers_per_image(self) -> int:
+        """Roughly how many numbers training holds for each image: what all modules put out, and its gradient."""
+        counted = 0
+
+        def count(module: nn.Module, inputs: object, output: object) -> None:
+            nonlocal counted
+            counted += output.numel() if isinstance(output, Tensor) else 0
+
+        hooks = [module.register_forward_hook(count) for module in self.stem.modules() if not [*module.children()]]
+        _map_of(self.stem, self.image_shape)
+        for hook in hooks:
+            hook.remove()
+        return 2 * counted
+
+    def over_pixels(self, maps: Tensor) -> Tensor:
+        """Spread numbers of the map's places evenly over the image: (N, h, w) -> (N, H, W), the same sums."""
+        size = self.image_shape[1:]
+        spread = F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+        before, after = (numbers.sum((1, 2), keepdim=True) for numbers in (maps, spread))
+        return spread + (before - after) / (size[0] * size[1])
+
+    def forward(self, images: Tensor) -> Capsules:
+        """(B, C, H, W) -> capsules (B, h' * w' * types, size)."""
+        capsules: Capsules = self.primary(self.stem(images))
+        return capsules
+
+
+@torch.no_grad()
+def _map_of(stem: nn.Module, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(channels, h, w) of the feature maps that a stem makes of one image."""
+    was_training = stem.training
+    device = next((parameter.device for parameter in stem.parameters()), None)
+    features = stem.eval()(torch.zeros(1, *image_shape, device=device))
+    stem.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 4:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise SettingError("backbone", f"must give feature maps (B, channels, h, w), not {shape}")
+    _, channels, height, width = features.shape
+    return channels, height, width

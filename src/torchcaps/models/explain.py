@@ -1,0 +1,67 @@
+"""What each primary capsule adds to or takes from each class capsule: exact, before the squash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from torchcaps.functional import Capsules
+from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.routing.votes import LinearVotes
+
+
+class Explanation(NamedTuple):
+    """Where the class capsules of a batch of images get their lengths from."""
+
+    capsules: Capsules
+    """The class capsules."""
+    lengths: Tensor
+    """(B, J) ‖v_j‖, the lengths before the squash."""
+    contributions: Tensor
+    """(B, I, J) c_ij = b_ij ⟨W_ij u_i, v_j⟩ / ‖v_j‖. Over the input capsules they sum to ``lengths``."""
+    by_place: Tensor | None
+    """(B, J, rows, columns, types) the same by place and type of primary capsule; None with layers in between."""
+    maps: Tensor | None
+    """(B, J, H, W) the same spread over the pixels of the places' receptive fields; None with layers in between."""
+
+
+def contributions(layer: CapsuleLayer, capsules: Capsules) -> tuple[Capsules, Tensor]:
+    """Output capsules of a layer, and the share (B, I, J) that each input capsule has in their lengths."""
+    votes = LinearVotes(capsules.poses, layer.weight)
+    routed = layer(capsules.poses, capsules.activations)
+    coefficients = layer.routing.coefficients_for(votes, capsules.activations)
+    totals = votes.combine(coefficients)
+    lengths = torch.linalg.vector_norm(totals, dim=-1, keepdim=True)
+    directions = totals / lengths.clamp_min(torch.finfo(totals.dtype).tiny)
+    return Capsules(routed.poses, routed.activations, totals), coefficients * votes.agreement(directions)
+
+
+@torch.no_grad()
+def explain(
+    layers: torch.nn.ModuleList,
+    primary: Capsules,
+    *,
+    kept: Tensor | None,
+    map_shape: tuple[int, int, int],
+    over_pixels: Callable[[Tensor], Tensor],
+) -> Explanation:
+    """Explain the class capsules that layers make of primary capsules; see :meth:`CapsuleNetwork.explain`."""
+    capsules = primary if kept is None else Capsules(*(tensor[:, kept] for tensor in primary))
+    for layer in layers[:-1]:
+        capsules = layer(capsules.poses, capsules.activations)
+    routed, shares = contributions(cast(CapsuleLayer, layers[-1]), capsules)
+    lengths = torch.linalg.vector_norm(routed.totals, dim=-1)
+    if len(layers) > 1:
+        return Explanation(routed, lengths, shares, None, None)
+    B, _, J = shares.shape
+    rows, columns, types = map_shape
+    everywhere = shares
+    if kept is not None:
+        everywhere = shares.new_zeros(B, rows * columns * types, J)
+        everywhere[:, kept] = shares
+    by_place = everywhere.view(B, rows, columns, types, J).permute(0, 4, 1, 2, 3)  # (B, J, rows, columns, types)
+    pixels = over_pixels(by_place.sum(-1).flatten(0, 1))
+    return Explanation(routed, lengths, shares, by_place, pixels.view(B, J, *pixels.shape[1:]))

@@ -1,0 +1,73 @@
+"""What is said before training: the data, the network, and what it will need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchcaps.errors import UserError
+from torchcaps.models.base import Network
+from torchcaps.training.plan import Plan
+
+BYTES = 4
+
+
+def header_rows(plan: Plan, network: Network, folder: Path) -> list[tuple[str, str]]:
+    """Headings and what there is to say under them."""
+    config, run = plan.config, plan.config.run
+    rows, columns, types = network.map_shape
+    kind = (
+        f"{config.model.name}, {config.routing.name} routing" if config.model.name == "capsnet" else config.model.name
+    )
+    stem = getattr(config.model, "stem", None)
+    steps = plan.total_steps
+    return [
+        *plan.data.report.rows(),
+        ("network", f"{kind}{f', {stem} stem' if stem else ''}: {network.numbers():,} numbers"),
+        ("", f"{rows} x {columns} places with {types} capsules; {'a' if network.decoder else 'no'} decoder"),
+        (
+            "training",
+            f"{steps:,} steps of {plan.batches().batch_size} images, {config.optimiser.name}, seed {run.seed}",
+        ),
+        ("memory", f"about {memory_needed(plan, network) / 2**30:.1f} GB"),
+        ("folder", str(folder)),
+    ]
+
+
+def memory_needed(plan: Plan, network: Network) -> int:
+    """A rough count of the bytes that training will hold at its peak."""
+    weights = network.numbers() * BYTES
+    state = 4 if plan.config.optimiser.name == "adam" else 3  # weights, gradients, and one or two averages
+    kept = 1 if plan.config.optimiser.average else 0
+    share = -(-plan.batches().batch_size // plan.config.run.devices)
+    data = sum(_bytes(split.image_shape, len(split)) for split in (plan.data.train, plan.data.test))
+    return INTERPRETER + weights * (state + kept) + share * network.numbers_per_image() * BYTES + data
+
+
+INTERPRETER = 400 * 2**20
+"""What Python and the libraries take by themselves."""
+
+
+def _bytes(shape: tuple[int, int, int], images: int) -> int:
+    channels, height, width = shape
+    return min(images, 100_000) * channels * height * width  # larger sets are made as they are needed
+
+
+def check_memory(plan: Plan, network: Network) -> None:
+    """Refuse a run that this machine has not the memory for."""
+    available = available_memory()
+    needed = memory_needed(plan, network)
+    if available is not None and needed > available and network.mean.device.type == "cpu":
+        raise UserError(
+            f"This run needs about {needed / 2**30:.1f} GB of memory, and {available / 2**30:.1f} GB are free. "
+            "Choose a smaller --batch-size, a smaller --image-size, or --stem small."
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that are free for this process; None where that is not known."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
