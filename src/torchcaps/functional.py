@@ -123,6 +123,7 @@ def margin_loss(
     upper_margin: float = 0.9,
     lower_margin: float = 0.1,
     absent_weight: float = 0.5,
+    image_weights: Tensor | None = None,
 ) -> Tensor:
     """Mean over the batch of the margin loss summed over classes (Eq. ml), for any number of classes in an image.
 
@@ -132,6 +133,7 @@ def margin_loss(
         upper_margin: the length from which a class that is there costs nothing.
         lower_margin: the length up to which a class that is not there costs nothing.
         absent_weight: weight of the classes that are not there.
+        image_weights: how much each image counts, (B,); by default all the same.
 
     Returns:
         one number
@@ -142,7 +144,11 @@ def margin_loss(
     shown = presence(labels, activations.shape[1])
     missing = shown * (upper_margin - activations).clamp_min(0).square()
     spurious = (1 - shown) * (activations - lower_margin).clamp_min(0).square()
-    return (missing + absent_weight * spurious).sum(1).mean()
+    return _weighted_mean((missing + absent_weight * spurious).sum(1), image_weights)
+
+
+def _weighted_mean(losses: Tensor, image_weights: Tensor | None) -> Tensor:
+    return losses.mean() if image_weights is None else (image_weights * losses).mean()
 
 
 def reconstruction_loss(reconstructions: Tensor, targets: Tensor) -> Tensor:
@@ -281,7 +287,7 @@ def ascent_direction(
     return 2 * (data_term - strength * shrinkage)
 
 
-def spread_loss(activations: Tensor, labels: Tensor, *, margin: float) -> Tensor:
+def spread_loss(activations: Tensor, labels: Tensor, *, margin: float, image_weights: Tensor | None = None) -> Tensor:
     """Mean over the batch of the spread loss, Eq. 3 of "Matrix capsules with EM routing".
 
     Every class that is shown should be at least ``margin`` more active than every class that is not: the
@@ -291,6 +297,7 @@ def spread_loss(activations: Tensor, labels: Tensor, *, margin: float) -> Tensor
         activations: of the class capsules, (B, J).
         labels: the classes shown, as for :func:`presence`.
         margin: how much more active; :func:`spread_margin` lets it grow during training.
+        image_weights: how much each image counts, (B,); by default all the same.
 
     Returns:
         one number
@@ -301,7 +308,7 @@ def spread_loss(activations: Tensor, labels: Tensor, *, margin: float) -> Tensor
     shown = presence(labels, activations.shape[1])
     lead = activations.unsqueeze(2) - activations.unsqueeze(1)  # (B, J, J): row over column
     pairs = shown.unsqueeze(2) * (1 - shown).unsqueeze(1)
-    return (pairs * (margin - lead).clamp_min(0).square()).sum((1, 2)).mean()
+    return _weighted_mean((pairs * (margin - lead).clamp_min(0).square()).sum((1, 2)), image_weights)
 
 
 def spread_margin(progress: float, *, start: float = 0.2, end: float = 0.9) -> float:

@@ -1,41 +1,13 @@
-import time
-from collections.abc import Callable
-
 import pytest
 import torch
+from data_examples import EVERYTHING, augmentation, best_seconds, random_images, same
 from torch import Tensor
 
-from torchcaps.data.batches import (
-    Augmentation,
-    Batch,
-    Batches,
-    ImageSplit,
-    OverlappingDigits,
-    Split,
-    evaluation_batches,
-    turn,
-)
+from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.batches import Batches, evaluation_batches
+from torchcaps.data.splits import Batch, ImageSplit, MultiLabelSplit, OverlappingDigits, Split, padded_labels
 from torchcaps.errors import UserError
-
-
-def random_images(count: int, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
-    return pixels, torch.randint(0, classes, (count,), generator=generator)
-
-
-@pytest.fixture(params=["images", "colour", "overlapping"])
-def split(request: pytest.FixtureRequest) -> Split:
-    if request.param == "overlapping":
-        return OverlappingDigits(*random_images(50), name="test", copies=4)
-    return ImageSplit(*random_images(203, (1, 28, 28) if request.param == "images" else (3, 20, 32)))
-
-
-EVERYTHING = Augmentation(shift=2, flip=True, crop=16, cutout=5, rotate=15, scale=0.1)
-
-
-def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b))
+from torchcaps.settings import SettingError
 
 
 class TestBatch:
@@ -58,9 +30,9 @@ class TestBatch:
 
     def test_one_class_costs_no_second_copy(self) -> None:
         batch = ImageSplit(*random_images(9)).fetch(torch.arange(5))
-        augmented = EVERYTHING(batch, seed=0, epoch=0, positions=torch.arange(5))
-        for each in (batch, batch.on("cpu"), augmented, augmented.on("cpu"), EVERYTHING.centre(batch)):
-            assert each.parts.data_ptr() == each.images.data_ptr()
+        augmented = EVERYTHING(batch, seed=0, epoch=0, positions=torch.arange(5), indices=torch.arange(5))
+        for changed in (batch, batch.on("cpu"), augmented, augmented.on("cpu"), EVERYTHING.centre(batch)):
+            assert changed.parts.data_ptr() == changed.images.data_ptr()
 
 
 class TestOverlappingDigits:
@@ -97,7 +69,7 @@ class TestOverlappingDigits:
 
     def test_is_the_same_every_time_in_any_company(self, digits: OverlappingDigits) -> None:
         whole = digits.fetch(torch.arange(100))
-        assert same(Batch(*(x[[7, 3]] for x in whole)), digits.fetch(torch.tensor([7, 3])))
+        assert same(Batch(*(part[[7, 3]] for part in whole)), digits.fetch(torch.tensor([7, 3])))
 
     def test_splits_differ(self) -> None:
         a, b = (OverlappingDigits(*random_images(40), name=name) for name in ("train", "test"))
@@ -115,31 +87,17 @@ class TestOverlappingDigits:
             OverlappingDigits(torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.ones(3).long(), name="x")
 
 
-def best_seconds(action: Callable[[], object]) -> float:
-    """Of this thread's own time, so that a busy machine does not matter."""
-    times = []
-    for _ in range(10):
-        start = time.thread_time()
-        action()
-        times.append(time.thread_time() - start)
-    return min(times)
-
-
 class TestBatches:
-    @pytest.mark.parametrize("augmentation", [None, EVERYTHING])
+    @pytest.mark.parametrize("chosen", [None, EVERYTHING])
     @pytest.mark.parametrize("world_size", [2, 3, 4])
-    def test_processes_share_the_same_batch(
-        self, split: Split, world_size: int, augmentation: Augmentation | None
-    ) -> None:
+    def test_processes_share_the_same_batch(self, split: Split, world_size: int, chosen: Augmentation | None) -> None:
         def batch(step: int, rank: int, world: int) -> Batch:
-            return Batches(split, batch_size=48, seed=5, augmentation=augmentation, rank=rank, world_size=world).at(
-                step
-            )
+            return Batches(split, batch_size=48, seed=5, augmentation=chosen, rank=rank, world_size=world).at(step)
 
         for step in (0, 3, 4, 11):
             alone = batch(step, 0, 1)
             shared = [batch(step, rank, world_size) for rank in range(world_size)]
-            assert same(alone, Batch(*(torch.cat(x) for x in zip(*shared))))
+            assert same(alone, Batch(*(torch.cat(part) for part in zip(*shared))))
 
     def test_step_is_all_the_state_there_is(self, split: Split) -> None:
         first = Batches(split, batch_size=20, seed=1, augmentation=EVERYTHING)
@@ -152,7 +110,7 @@ class TestBatches:
         split = ImageSplit(torch.zeros(103, 1, 2, 2, dtype=torch.uint8), numbers)
         batches = Batches(split, batch_size=10, seed=0)
         assert batches.steps_per_epoch == 10
-        epochs = [torch.cat([batches.at(10 * e + s).labels for s in range(10)]).flatten() for e in (0, 1)]
+        epochs = [torch.cat([batches.at(10 * epoch + step).labels for step in range(10)]).flatten() for epoch in (0, 1)]
         assert all(len(epoch.unique()) == 100 for epoch in epochs)
         assert not torch.equal(*epochs)
         assert not torch.equal(epochs[0], Batches(split, batch_size=100, seed=1).at(0).labels.flatten())
@@ -160,13 +118,96 @@ class TestBatches:
 
     def test_bad_sizes(self) -> None:
         split = ImageSplit(*random_images(10))
-        with pytest.raises(UserError, match="10 training images"):
-            Batches(split, batch_size=11, seed=0)
-        with pytest.raises(UserError, match="1 or more"):
+        with pytest.raises(SettingError, match="1 or more"):
             Batches(split, batch_size=0, seed=0)
         with pytest.raises(UserError, match="3 processes"):
             Batches(split, batch_size=10, seed=0, world_size=3)
+        with pytest.raises(UserError, match="too few for 12 processes"):
+            Batches(split, batch_size=12, seed=0, world_size=12)
+        with pytest.raises(SettingError, match="even, balanced"):
+            Batches(split, batch_size=10, seed=0, sampling="random")
         assert Batches(split, batch_size=10, seed=0).steps_per_epoch == 1
+
+    def test_fewer_images_than_a_batch_are_all_used(self) -> None:
+        split = ImageSplit(torch.zeros(11, 1, 2, 2, dtype=torch.uint8), torch.arange(11))
+        batches = Batches(split, batch_size=128, seed=0)
+        assert (batches.batch_size, batches.steps_per_epoch) == (11, 1)
+        for step in (0, 1):
+            assert torch.equal(batches.at(step).labels.flatten().sort().values, torch.arange(11))
+        shared = [Batches(split, batch_size=128, seed=0, rank=rank, world_size=4) for rank in range(4)]
+        numbers = torch.cat([part.at(0).labels.flatten() for part in shared])
+        assert len(numbers) == len(numbers.unique()) == 8  # equal shares
+
+
+class TestBalancedSampling:
+    @pytest.fixture
+    def uneven(self) -> ImageSplit:
+        """600 images of class 0, 40 of class 1, none of class 2, 3 of class 3; the first pixels hold their numbers."""
+        labels = torch.tensor([0] * 600 + [1] * 40 + [3] * 3)
+        numbers = torch.stack([torch.arange(643) // 256, torch.arange(643) % 256], dim=1).to(torch.uint8)
+        return ImageSplit(numbers.view(643, 1, 1, 2), labels)
+
+    @staticmethod
+    def numbers(batch: Batch) -> Tensor:
+        return batch.images.flatten(1).long() @ torch.tensor([256, 1])
+
+    def test_classes_are_equally_often_shown(self, uneven: ImageSplit) -> None:
+        batches = Batches(uneven, batch_size=64, seed=3, sampling="balanced")
+        assert batches.steps_per_epoch == 10
+        labels = torch.cat([batches.at(step).labels.flatten() for step in range(40)])
+        counts = torch.bincount(labels)
+        assert counts[2] == 0
+        assert (counts[[0, 1, 3]] - 2560 / 3).abs().max() < 8
+        assert torch.bincount(batches.at(5).labels.flatten())[[0, 1, 3]].min() > 8  # mixed, not one after the other
+
+    def test_images_of_a_class_are_equally_often_shown(self, uneven: ImageSplit) -> None:
+        batches = Batches(uneven, batch_size=643, seed=3, sampling="balanced")
+        counts = torch.bincount(torch.cat([self.numbers(batches.at(step)) for step in range(30)]), minlength=643)
+        for first, last in ((0, 600), (600, 640), (640, 643)):
+            assert counts[first:last].max() - counts[first:last].min() <= 1
+
+    def test_step_is_all_the_state_and_processes_share(self, uneven: ImageSplit) -> None:
+        def batch(step: int, rank: int = 0, world_size: int = 1) -> Batch:
+            return Batches(uneven, batch_size=48, seed=5, sampling="balanced", rank=rank, world_size=world_size).at(
+                step
+            )
+
+        assert same(batch(17), batch(17))
+        assert not torch.equal(self.numbers(batch(17)), self.numbers(batch(18)))
+        shared = [batch(17, rank, 3) for rank in range(3)]
+        assert same(batch(17), Batch(*(torch.cat(part) for part in zip(*shared))))
+
+    def test_needs_images_of_one_class(self) -> None:
+        with pytest.raises(SettingError, match="sampling"):
+            Batches(OverlappingDigits(*random_images(20), name="x"), batch_size=4, seed=0, sampling="balanced")
+
+
+class TestMultiLabelSplit:
+    def test_labels_are_padded(self) -> None:
+        presence = torch.tensor([[0, 1, 0, 1], [1, 0, 0, 0], [1, 1, 0, 1]]).bool()
+        split = MultiLabelSplit(random_images(3)[0], presence)
+        batch = split.fetch(torch.tensor([2, 0, 1]))
+        assert split.labels_per_image is None
+        assert batch.labels.tolist() == [[0, 1, 3], [1, 3, -1], [0, -1, -1]]
+        assert batch.parts.shape == (3, 1, 1, 28, 28)
+        assert split.class_counts(4).tolist() == [2, 2, 0, 2]
+        moved = EVERYTHING(batch, seed=0, epoch=0, positions=torch.arange(3), indices=torch.arange(3)).on("cpu")
+        assert moved.parts.data_ptr() == moved.images.data_ptr()
+        assert torch.equal(moved.labels, batch.labels)
+
+    def test_no_class_at_all(self) -> None:
+        assert padded_labels(torch.zeros(2, 3).bool()).tolist() == [[-1], [-1]]
+        assert padded_labels(torch.zeros(0, 3).bool()).shape == (0, 1)
+
+
+def test_class_counts() -> None:
+    assert ImageSplit(*random_images(50)).class_counts(12).sum() == 50
+    assert ImageSplit(*random_images(50)).class_counts(12).shape == (12,)
+    overlapping = OverlappingDigits(*random_images(50), name="test", copies=200)
+    shown = torch.bincount(overlapping.fetch(torch.arange(len(overlapping))).labels.flatten(), minlength=10)
+    expected = overlapping.class_counts(10)
+    assert (expected.sum() - 2 * len(overlapping)).abs() <= 5  # rounding
+    assert ((shown - expected).abs() < 0.1 * expected + 1).all()
 
 
 class TestEvaluationBatches:
@@ -174,131 +215,17 @@ class TestEvaluationBatches:
         split = ImageSplit(torch.zeros(103, 1, 2, 2, dtype=torch.uint8), torch.arange(103))
         batches = list(evaluation_batches(split, batch_size=25))
         assert [len(batch.images) for batch in batches] == [25, 25, 25, 25, 3]
-        assert torch.equal(torch.cat([b.labels for b in batches]).flatten(), torch.arange(103))
-        assert sum(len(b.images) for b in evaluation_batches(split, batch_size=25, limit=30)) == 30
-        assert sum(len(b.images) for b in evaluation_batches(split, batch_size=25, limit=500)) == 103
-        shares = [list(evaluation_batches(split, batch_size=25, rank=r, world_size=2)) for r in (0, 1)]
-        numbers = torch.cat([b.labels for share in shares for b in share]).flatten()
+        assert torch.equal(torch.cat([batch.labels for batch in batches]).flatten(), torch.arange(103))
+        assert sum(len(batch.images) for batch in evaluation_batches(split, batch_size=25, limit=30)) == 30
+        assert sum(len(batch.images) for batch in evaluation_batches(split, batch_size=25, limit=500)) == 103
+        shares = [list(evaluation_batches(split, batch_size=25, rank=rank, world_size=2)) for rank in (0, 1)]
+        numbers = torch.cat([batch.labels for share in shares for batch in share]).flatten()
         assert torch.equal(numbers.sort().values, torch.arange(103))
 
     def test_crops_the_centre(self, split: Split) -> None:
-        batch = next(evaluation_batches(split, batch_size=4, augmentation=Augmentation(crop=12, shift=3)))
+        batch = next(evaluation_batches(split, batch_size=4, augmentation=augmentation(crop=12, shift=3)))
         _, height, width = split.image_shape
         top, left = (height - 12) // 2, (width - 12) // 2
         whole = split.fetch(torch.arange(4))
         assert torch.equal(batch.images, whole.images[..., top : top + 12, left : left + 12])
         assert torch.equal(batch.parts, whole.parts[..., top : top + 12, left : left + 12])
-
-
-def augmented(split: Split, count: int = 60, **options: object) -> tuple[Batch, Batch]:
-    batch = split.fetch(torch.arange(count) % len(split))
-    changed = Augmentation(**options)(batch, seed=0, epoch=0, positions=torch.arange(count))  # type: ignore[arg-type]
-    return batch, changed
-
-
-class TestAugmentation:
-    def test_nothing_asked_nothing_changed(self, split: Split) -> None:
-        assert same(*augmented(split))
-
-    def test_shift_is_one_of_all_shifts_filled_with_zeros(self, split: Split) -> None:
-        batch, changed = augmented(split, shift=1)
-        _, height, width = split.image_shape
-        used = set()
-        for before, after in zip(batch.images, changed.images):
-            padded = torch.nn.functional.pad(before, [1] * 4)
-            for top in range(3):
-                for left in range(3):
-                    if torch.equal(after, padded[:, top : top + height, left : left + width]):
-                        used.add((top, left))
-                        break
-        assert len(used) == 9
-
-    def test_flip_mirrors_about_half(self, split: Split) -> None:
-        batch, changed = augmented(split, flip=True)
-        flipped = (changed.images == batch.images.flip(3)).flatten(1).all(1)
-        same = (changed.images == batch.images).flatten(1).all(1)
-        assert (flipped ^ same).all()
-        assert 15 < flipped.sum() < 45
-
-    def test_crop(self, split: Split) -> None:
-        batch, changed = augmented(split, crop=19)
-        assert changed.images.shape[1:] == Augmentation(crop=19).image_shape(split.image_shape)
-        windows = batch.images.unfold(2, 19, 1).unfold(3, 19, 1)
-        found = (windows == changed.images[:, :, None, None]).all(-1).all(-1).all(1)  # (B, tops, lefts)
-        assert found.flatten(1).any(1).all()
-        assert found.any(0).sum() > 3
-
-    def test_cutout_blanks_a_square(self) -> None:
-        split = ImageSplit(torch.full((60, 1, 28, 28), 9, dtype=torch.uint8), torch.zeros(60).long())
-        for side in (5, 6):
-            _, changed = augmented(split, cutout=side)
-            blanked = (changed.images == 0).flatten(1).sum(1)
-            assert blanked.max() == side * side
-            assert blanked.min() > 0
-
-    def test_parts_change_as_their_image_does(self) -> None:
-        split = OverlappingDigits(*random_images(50), name="test")
-        _, changed = augmented(split, shift=3, flip=True, crop=30, cutout=7)
-        total = changed.parts.int().sum(1).clamp(max=255).to(torch.uint8)
-        assert torch.equal(changed.images, total)
-
-    def test_seed_epoch_and_position_all_matter(self, split: Split) -> None:
-        batch = split.fetch(torch.arange(20))
-
-        def change(seed: int, epoch: int, start: int) -> Batch:
-            return EVERYTHING(batch, seed=seed, epoch=epoch, positions=start + torch.arange(20))
-
-        assert same(change(0, 0, 0), change(0, 0, 0))
-        for other in ((1, 0, 0), (0, 1, 0), (0, 0, 20)):
-            assert not torch.equal(change(0, 0, 0).images, change(*other).images)
-
-    def test_does_not_touch_the_data(self, split: Split) -> None:
-        before = split.fetch(torch.arange(20))
-        augmented(split, shift=2, flip=True, cutout=9, rotate=10)
-        assert same(before, split.fetch(torch.arange(20)))
-
-    def test_is_fast(self) -> None:
-        batch = ImageSplit(*random_images(128)).fetch(torch.arange(128))
-        augmentation = Augmentation(shift=2, flip=True, cutout=8)
-        seconds = best_seconds(lambda: augmentation(batch, seed=0, epoch=0, positions=torch.arange(128)))
-        assert seconds < 0.0015
-
-    @pytest.mark.parametrize("options", [{"shift": -1}, {"crop": -3}, {"rotate": -1.0}, {"scale": 1.0}])
-    def test_bad_options(self, options: dict[str, int]) -> None:
-        with pytest.raises(UserError, match=next(iter(options))):
-            Augmentation(**options)
-
-    def test_crop_larger_than_the_image(self) -> None:
-        with pytest.raises(UserError, match="cannot crop 29 x 29"):
-            Augmentation(crop=29).image_shape((1, 28, 28))
-
-
-class TestTurn:
-    def naive(self, image: Tensor, degrees: float, scale: float) -> Tensor:
-        """Each pixel by itself, in float64."""
-        height, width = image.shape
-        angle = torch.deg2rad(torch.tensor(degrees, dtype=torch.float64))
-        cosine, sine = float(torch.cos(angle)) / scale, float(torch.sin(angle)) / scale
-        result = torch.zeros(height, width, dtype=torch.float64)
-        for row in range(height):
-            for column in range(width):
-                down, across = row - (height - 1) / 2, column - (width - 1) / 2
-                y = cosine * down + sine * across + (height - 1) / 2
-                x = cosine * across - sine * down + (width - 1) / 2
-                for r in (int(y // 1), int(y // 1) + 1):
-                    for c in (int(x // 1), int(x // 1) + 1):
-                        if 0 <= r < height and 0 <= c < width:
-                            result[row, column] += (1 - abs(y - r)) * (1 - abs(x - c)) * float(image[r, c])
-        return result
-
-    @pytest.mark.parametrize(("degrees", "scale"), [(0, 1), (10, 1), (-33, 1.2), (90, 1), (180, 0.7), (5, 3)])
-    def test_equals_the_naive_computation(self, degrees: float, scale: float) -> None:
-        image = random_images(1, (1, 9, 12))[0]
-        turned = turn(image, torch.tensor([float(degrees)]), torch.tensor([float(scale)]))
-        difference = turned[0, 0].double() - self.naive(image[0, 0], degrees, scale)
-        assert difference.abs().max() < 2.5  # of 255: the weights have 8 bits
-
-    def test_quarter_turn_is_exact_and_counterclockwise(self) -> None:
-        image = random_images(3, (2, 8, 8))[0]
-        turned = turn(image, torch.full((3,), 90.0), torch.ones(3))
-        assert torch.equal(turned, torch.rot90(image, 1, (2, 3)))

@@ -1,16 +1,22 @@
 """`load` and the data sets it makes. MNIST and the like are replaced by small files of the same layout."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from data_examples import picture_folder
 
-from torchcaps.data import DATASETS, Batches, DataSet, ImageSplit, describe, load
-from torchcaps.data.datasets import hold_out
+from torchcaps.data.batches import Batches
+from torchcaps.data.config import DataConfig
+from torchcaps.data.datasets import DATASETS, DataSet, describe, load
 from torchcaps.data.sources import SOURCES, File, Package, Source
+from torchcaps.data.splits import ImageSplit, MultiLabelSplit, OverlappingDigits
+from torchcaps.data.stratify import hold_out
 from torchcaps.errors import UserError
+from torchcaps.settings import SettingError
 
 NO_PACKAGE = Package("npm", "none@1", "none-*.tgz", 1)
 
@@ -28,7 +34,7 @@ def put(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, files: dict[str
 def mnist_files(train: int, test: int) -> dict[str, bytes]:
     def idx(*shape: int) -> bytes:
         count = int(torch.tensor(shape).prod())
-        body = bytes(i % 10 if len(shape) == 1 else i % 251 for i in range(count))
+        body = bytes(number % 10 if len(shape) == 1 else number % 251 for number in range(count))
         return b"\0\0\x08" + bytes([len(shape)]) + b"".join(a.to_bytes(4, "big") for a in shape) + body
 
     parts = {"train": train, "t10k": test}
@@ -41,18 +47,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     put(monkeypatch, tmp_path, "mnist", mnist_files(100, 30))
     put(monkeypatch, tmp_path, "fashion-mnist", mnist_files(60, 20))
     record = [bytes([label]) + bytes([label * 20]) * 3072 for label in range(10)]
-    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     put(monkeypatch, tmp_path, "cifar-10", {name: b"".join(record) for name in names})
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
     return tmp_path
-
-
-def picture_folder(folder: Path, counts: dict[str, int], colour: bool = True) -> Path:
-    for shade, (name, count) in enumerate(counts.items()):
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            Image.new("RGB", (12, 9), (shade * 50, i, 99) if colour else (i, i, i)).save(folder / name / f"{i:03}.png")
-    return folder
 
 
 SIZES = {
@@ -63,6 +61,8 @@ SIZES = {
     "multi-mnist": (100_000, 30_000),
     "multi-digits": (1_437_000, 360_000),
     "folder": (40, 10),
+    "csv": (40, 10),
+    "npz": (40, 10),
 }
 
 
@@ -70,6 +70,17 @@ SIZES = {
 def name(request: pytest.FixtureRequest, cache: Path, tmp_path: Path) -> str:
     if request.param == "folder":
         return f"folder:{picture_folder(tmp_path / 'pictures', {'a': 25, 'b': 25})}"
+    if request.param == "csv":
+        pictures = picture_folder(tmp_path / "pictures", {"a": 25, "b": 25})
+        lines = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(pictures.rglob("*.png"))]
+        (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))
+        return f"csv:{tmp_path / 'table.csv'}"
+    if request.param == "npz":
+        images = np.random.default_rng(0).integers(0, 256, (50, 20, 20, 3), dtype=np.uint8)
+        labels = np.arange(50) % 4
+        parts = {"x_train": images[10:], "y_train": labels[10:], "x_test": images[:10], "y_test": labels[:10]}
+        np.savez(tmp_path / "arrays.npz", **parts)
+        return f"npz:{tmp_path / 'arrays.npz'}"
     return str(request.param)
 
 
@@ -81,7 +92,7 @@ def check(data: DataSet) -> None:
         assert batch.images.shape == (8, *data.image_shape)
         assert batch.labels.max() < len(data.classes)
     assert len(data.mean) == len(data.std) == data.image_shape[0]
-    assert all(s > 0 for s in data.std)
+    assert all(deviation > 0 for deviation in data.std)
 
 
 def test_every_data_set(name: str) -> None:
@@ -100,9 +111,9 @@ def test_validation_is_taken_from_training_only(name: str) -> None:
     whole, divided, again = load(name), load(name, validation=10), load(name, validation=10)
     check(divided)
     assert divided.validation is not None
-    each = 1000 if name.startswith("multi-") else 1
-    assert len(divided.validation) == 10 * each
-    assert len(divided.train) == len(whole.train) - 10 * each
+    copies = 1000 if name.startswith("multi-") else 1
+    assert len(divided.validation) == 10 * copies
+    assert len(divided.train) == len(whole.train) - 10 * copies
     some = torch.arange(10)
     assert torch.equal(divided.test.fetch(some).images, whole.test.fetch(some).images)
     assert again.validation is not None
@@ -114,10 +125,12 @@ def test_validation_is_taken_from_training_only(name: str) -> None:
         assert sorted(together.sum(1).tolist()) == sorted(whole.train.pixels.flatten(1).double().sum(1).tolist())
 
 
-@pytest.mark.parametrize("count", [-1, 100, 1000])
+@pytest.mark.parametrize("count", [100, 1000])
 def test_impossible_validation(cache: Path, count: int) -> None:
     with pytest.raises(UserError, match="of 100 training images"):
         load("mnist", validation=count)
+    with pytest.raises(SettingError, match="validation must be at least 0"):
+        load("mnist", validation=-1)
 
 
 def test_hold_out_keeps_the_proportions() -> None:
@@ -131,7 +144,7 @@ def test_hold_out_keeps_the_proportions() -> None:
 def test_overlapping_digits_of_one_split_are_in_no_other(cache: Path) -> None:
     data = load("multi-mnist", validation=20)
     assert data.validation is not None
-    train, validation = (set(map(bytes, s.pixels.numpy())) for s in (data.train, data.validation))  # type: ignore[attr-defined]
+    train, validation = (set(map(bytes, split.pixels.numpy())) for split in (data.train, data.validation))  # type: ignore[attr-defined]
     assert not train & validation
 
 
@@ -142,24 +155,43 @@ def test_digits_look_like_their_classes() -> None:
     assert torch.bincount(data.test.labels).min() >= 34
     assert data.train.pixels.max() == 255
     assert (data.train.pixels[:, :, :4] == 0).all()
-    train, test = (s.pixels.flatten(1).float() for s in (data.train, data.test))
+    train, test = (split.pixels.flatten(1).float() for split in (data.train, data.test))
     nearest = torch.cdist(test, train).argmin(1)
     assert (data.train.labels[nearest] == data.test.labels).float().mean() > 0.97
 
 
-@pytest.mark.parametrize("name", ["mnst", "MNIST", "cifar10", "imagenet", "", "mnist:x"])
+@pytest.mark.parametrize("name", ["mnst", "MNIST", "cifar10", "imagenet", "", "mnist:x", "folder", "npz", "\x1b[31m"])
 def test_unknown_name(name: str) -> None:
-    with pytest.raises(UserError, match=r"valid ones are: digits, mnist, .*folder:PATH") as error:
+    with pytest.raises(UserError, match=r"valid ones are: digits, mnist, .*folder:PATH, csv:FILE, npz:FILE") as error:
         load(name)
     guess = {"mnst": "mnist", "MNIST": "mnist", "cifar10": "cifar-10"}.get(name)
     assert guess is None or f"did you mean '{guess}'" in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+def test_settings_by_name_go_before_those_given() -> None:
+    config = DataConfig(name="digits", validation=10)
+    assert len(load(config, validation=20).train) == len(load("digits", validation=20).train) == 1417
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv", "npz"])
+@pytest.mark.parametrize("path", ["none", "~nobody-of-that-name/x", "a\0b", "x" * 5000, "\udcff"])
+def test_impossible_paths(kind: str, path: str) -> None:
+    with pytest.raises(UserError, match=r"does not exist|cannot be read") as error:
+        load(f"{kind}:{path}")
+    str(error.value).encode()
+
+
+def test_impossible_cache() -> None:
+    with pytest.raises(UserError, match="cannot write to the data folder"):
+        load("mnist", folder="a\0b")
 
 
 def test_other_sizes_only_for_folders(cache: Path) -> None:
     assert load("mnist", image_size=28, channels=1).image_shape == (1, 28, 28)
     for wish in ({"image_size": 32}, {"channels": 3}):
         with pytest.raises(UserError, match="folder:PATH"):
-            load("mnist", **wish)  # type: ignore[arg-type]
+            load("mnist", **wish)
 
 
 def test_without_download_says_how_to_get_it(cache: Path) -> None:
@@ -180,49 +212,6 @@ def test_broken_cache_is_never_used(cache: Path, monkeypatch: pytest.MonkeyPatch
         load("mnist")
 
 
-class TestFolder:
-    def test_options(self, tmp_path: Path) -> None:
-        name = f"folder:{picture_folder(tmp_path / 'x', {'a': 5, 'b': 5})}"
-        assert load(name).image_shape == (3, 32, 32)
-        assert load(name, image_size=20, channels=1, fit="pad").image_shape == (1, 20, 20)
-        grey = f"folder:{picture_folder(tmp_path / 'y', {'a': 5, 'b': 5}, colour=False)}"
-        assert load(grey).image_shape == (1, 32, 32)
-        for wish in ({"channels": 2}, {"image_size": 0}, {"fit": "tight"}):
-            with pytest.raises(UserError):
-                load(name, **wish)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="which folder"):
-            load("folder:")
-
-    def test_a_fifth_of_each_class_is_for_testing(self, tmp_path: Path) -> None:
-        name = f"folder:{picture_folder(tmp_path / 'x', {'a': 20, 'b': 10, 'c': 2})}"
-        data = load(name)
-        assert isinstance(data.train, ImageSplit)
-        assert isinstance(data.test, ImageSplit)
-        assert torch.bincount(data.test.labels).tolist() == [4, 2, 1]
-        assert torch.bincount(data.train.labels).tolist() == [16, 8, 1]
-        again = load(name)
-        assert isinstance(again.test, ImageSplit)
-        assert torch.equal(again.test.pixels, data.test.pixels)
-
-    def test_own_split(self, tmp_path: Path) -> None:
-        picture_folder(tmp_path / "train", {"a": 4, "b": 4})
-        picture_folder(tmp_path / "test", {"a": 1, "b": 2}, colour=False)
-        data = load(f"folder:{tmp_path}")
-        assert (len(data.train), len(data.test), data.classes) == (8, 3, ("a", "b"))
-        assert data.test.image_shape == data.train.image_shape == (3, 32, 32)
-
-    def test_class_mismatch(self, tmp_path: Path) -> None:
-        picture_folder(tmp_path / "train", {"a": 2, "b": 2})
-        picture_folder(tmp_path / "test", {"a": 1, "c": 2})
-        with pytest.raises(UserError, match="only one of them has b, c"):
-            load(f"folder:{tmp_path}")
-
-    def test_too_few_to_split(self, tmp_path: Path) -> None:
-        picture_folder(tmp_path, {"a": 5, "b": 1})
-        with pytest.raises(UserError, match="'b' has only 1 image"):
-            load(f"folder:{tmp_path}")
-
-
 def test_describe(cache: Path) -> None:
     (cache / "cifar-10" / "test_batch.bin").unlink()
     (cache / "fashion-mnist" / "t10k-labels-idx1-ubyte").write_bytes(b"")
@@ -232,3 +221,117 @@ def test_describe(cache: Path) -> None:
     assert rows["mnist"].cached == rows["multi-mnist"].cached == "yes"
     assert rows["fashion-mnist"].cached == rows["cifar-10"].cached == "damaged"
     assert {row.cached for row in describe(cache / "elsewhere")} == {"built in", "no"}
+
+
+def test_a_data_set_says_what_is_in_it(name: str) -> None:
+    data = load(DataConfig(name=name, validation=10))
+    report = data.report
+    assert list(report.images) == ["train", "validation", "test"]
+    assert report.images["train"] == len(data.train)
+    labels_per_image = 2 if name.startswith("multi-") else 1
+    for split, counts in report.class_counts.items():
+        assert len(counts) == len(data.classes)
+        assert abs(sum(counts) - labels_per_image * report.images[split]) <= len(counts)
+    assert f"{len(data.classes)} classes" in str(report)
+    assert max(len(line) for line in str(report).splitlines()[1:]) <= 80
+
+
+def test_malformed_files_of_a_known_set(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are what the tables expect, but not what the layout expects."""
+    good = mnist_files(100, 30)
+    for change, problem in (
+        ({"train-labels-idx1-ubyte": good["t10k-labels-idx1-ubyte"]}, "30 labels for 100 images"),
+        ({"t10k-labels-idx1-ubyte": good["t10k-labels-idx1-ubyte"][:-1] + b"\x0a"}, "label 10"),
+        ({"t10k-images-idx3-ubyte": good["t10k-labels-idx1-ubyte"]}, "no pixels"),
+        ({"train-images-idx3-ubyte": b""}, "not an IDX file"),
+    ):
+        shutil.rmtree(cache / "mnist")
+        put(monkeypatch, cache, "mnist", good | change)
+        with pytest.raises(UserError, match=problem):
+            load("mnist")
+
+
+class TestFromArrays:
+    def test_every_layout_and_type(self) -> None:
+        generator = np.random.default_rng(0)
+        pixels = generator.integers(0, 256, (30, 3, 9, 11), dtype=np.uint8)
+        labels = np.arange(30) % 3
+        for images in (pixels, pixels.transpose(0, 2, 3, 1), pixels / 255, (pixels / 255).astype(np.float32)):
+            data = DataSet.from_arrays(images, labels, images[:6], labels[:6])
+            assert isinstance(data.train, ImageSplit)
+            assert torch.equal(data.train.pixels, torch.from_numpy(pixels))
+            assert data.classes == ("0", "1", "2")
+        data = DataSet.from_arrays(torch.from_numpy(pixels), torch.from_numpy(labels), pixels, labels, "xyz")
+        assert data.classes == ("x", "y", "z")
+        assert data.image_shape == (3, 9, 11)
+        grey = DataSet.from_arrays(pixels[:, 0], labels, pixels[:, 0], labels, validation=6)
+        assert grey.image_shape == (1, 9, 11)
+        assert grey.validation is not None
+        assert (len(grey.train), len(grey.validation), grey.mean, grey.std) == (24, 6, (0.0,), (1.0,))
+
+    def test_names_as_labels(self) -> None:
+        pixels = np.zeros((4, 9, 9), dtype=np.uint8)
+        data = DataSet.from_arrays(pixels, ["b", "a", "b", "c"], pixels[:1], ["c"])
+        assert data.classes == ("a", "b", "c")
+        assert isinstance(data.train, ImageSplit)
+        assert data.train.labels.tolist() == [1, 0, 1, 2]
+
+    def test_several_labels_an_image(self) -> None:
+        pixels = np.zeros((4, 9, 9), dtype=np.uint8)
+        presence = [[1, 0, 1], [0, 1, 0], [0, 0, 1], [1, 1, 1]]
+        data = DataSet.from_arrays(pixels, presence, pixels, presence, ["a", "b", "c"], validation=1)
+        assert data.multi_label
+        assert isinstance(data.train, MultiLabelSplit)
+        assert data.test.fetch(torch.arange(4)).labels.tolist() == [[0, 2, -1], [1, -1, -1], [2, -1, -1], [0, 1, 2]]
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            ({"train_images": np.zeros((4, 9, 9), dtype=np.int32)}, "train_images must be uint8"),
+            ({"train_images": np.full((4, 9, 9), 1.5)}, "train_images must be from 0 to 1"),
+            ({"train_images": np.full((4, 9, 9), np.nan)}, "train_images must be from 0 to 1"),
+            ({"train_images": np.zeros((4, 9, 9, 2), dtype=np.uint8)}, "1 or 3 channels"),
+            ({"train_images": np.zeros((4, 0, 9), dtype=np.uint8)}, "at least one pixel"),
+            ({"train_images": np.zeros((4, 9), dtype=np.uint8)}, r"must be \(N, H, W\)"),
+            ({"train_images": np.zeros((5, 9, 9), dtype=np.uint8)}, "train_labels must be as many"),
+            ({"train_images": "nonsense"}, "train_images must be"),
+            ({"train_images": [[1], [2, 3]]}, "train_images must be an array"),
+            ({"test_images": np.zeros((4, 9, 8), dtype=np.uint8)}, "shape of the training images"),
+            ({"train_labels": [0, 1, 2, -1]}, "train_labels must be whole numbers from 0 to 2"),
+            ({"train_labels": [0, 1, 2, 10**12]}, "not up to 1000000000000"),
+            ({"train_labels": [0.0, 1.0, 0.5, 1.0]}, "classes must be"),
+            ({"train_labels": [0, 0, 0, 0]}, "classes must be at least 2"),
+            ({"train_labels": [[0, 2]] * 4, "test_labels": [[0, 1]] * 4}, "0 or 1 for each of the 2"),
+            ({"test_labels": [0, 1, 2, 3]}, "test_labels must be whole numbers from 0 to 2"),
+            ({"test_labels": ["a", "b", "c", "d"]}, "test_labels must be names"),
+            ({"test_labels": [[0, 1]] * 4}, "as many axes"),
+            ({"test_labels": []}, "test_labels must be"),
+            ({"classes": ["a", "a", "b"]}, "all different"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, arguments: dict[str, object], problem: str) -> None:
+        pixels, labels = np.zeros((4, 9, 9), dtype=np.uint8), [0, 1, 2, 0]
+        good = {"train_images": pixels, "train_labels": labels, "test_images": pixels, "test_labels": labels}
+        with pytest.raises(SettingError, match=problem):
+            DataSet.from_arrays(**{**good, **arguments})  # type: ignore[arg-type]
+
+    def test_npz_names_its_own_arrays(self, tmp_path: Path) -> None:
+        pixels = np.zeros((4, 9, 9), dtype=np.uint8)
+        np.savez(tmp_path / "x.npz", x_train=pixels, y_train=[0, 1, 0], x_test=pixels, y_test=[0, 1, 0, 1])
+        with pytest.raises(UserError, match=r"x\.npz: y_train must be as many as the images: 3 for 4"):
+            load(f"npz:{tmp_path / 'x.npz'}")
+        with pytest.raises(UserError, match="used as they are"):
+            load(f"npz:{tmp_path / 'x.npz'}", image_size=20)
+        with pytest.raises(UserError, match="which file"):
+            load("npz:")
+
+
+def test_balanced_weights() -> None:
+    pixels = np.zeros((12, 9, 9), dtype=np.uint8)
+    labels = [0] * 8 + [1] * 3 + [3]
+    weights = DataSet.from_arrays(pixels, labels, pixels, labels, "abcd").balanced_weights()
+    assert weights.dtype == torch.float32
+    products = (weights * torch.tensor([8.0, 3.0, 0.0, 1.0])).tolist()
+    assert products == pytest.approx([4.0, 4.0, 0.0, 4.0])  # 12 images in all: 1 an image on average
+    assert load("multi-digits").balanced_weights() == pytest.approx(torch.ones(10), abs=0.1)
+    assert isinstance(load("multi-digits").train, OverlappingDigits)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def client(folder: Path, name: str, script: str) -> None:
 
 
 def tiny_source(mirrors: tuple[str, ...] = (), client: str = "npm") -> Source:
-    files = tuple(File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in CONTENT.items())
+    files = tuple(File(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items())
     ending = "tgz" if client == "npm" else "deb"
     return Source(files, mirrors, Package(client, "tiny@1", f"tiny-*.{ending}", 1), archives=("tiny.tar.gz",))
 
@@ -146,7 +147,7 @@ class TestMirrors:
         self, monkeypatch: pytest.MonkeyPatch, server: Server, clients: Path, cache: Path, tmp_path: Path
     ) -> None:
         monkeypatch.setitem(SOURCES, "tiny", tiny_source((f"{server.address}/tiny.tar.gz",)))
-        archive = tar_of(tmp_path / "x.tar.gz", {f"batches/{n}": c for n, c in CONTENT.items()})
+        archive = tar_of(tmp_path / "x.tar.gz", {f"batches/{name}": content for name, content in CONTENT.items()})
         server.answers["/tiny.tar.gz"] = archive.read_bytes()
         fetch("tiny", cache=cache, report=lambda _: None)
         assert good(cache)
@@ -208,7 +209,7 @@ class TestLocalFolder:
                 (local / f"{name}.gz").write_bytes(gzip.compress(content))
         if form in ("archive", "package"):
             name = "tiny.tar.gz" if form == "archive" else "tiny-1.tgz"
-            tar_of(local / "deep" / name, {f"a/b/{n}": c for n, c in CONTENT.items()})
+            tar_of(local / "deep" / name, {f"a/b/{name}": content for name, content in CONTENT.items()})
         fetch("tiny", cache=cache, source=local, report=lambda _: None)
         assert good(cache)
         assert not server.asked
@@ -234,17 +235,17 @@ class TestLocalFolder:
     ) -> None:
         local = tmp_path / "local"
         local.mkdir()
-        evil = {f"../../../{n}": c for n, c in CONTENT.items()}
+        evil = {f"../../../{name}": content for name, content in CONTENT.items()}
         tar_of(local / "tiny.tar.gz", {"../../evil": b"x", str(tmp_path / "evil"): b"x", **evil})
         fetch("tiny", cache=cache, source=local, report=lambda _: None)
         assert good(cache)
         assert not list(tmp_path.rglob("evil"))
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["bin", "cache", "local"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "cache", "local"]
 
 
 class TestPackages:
     def test_npm(self, tiny: Source, cache: Path, clients: Path, tmp_path: Path) -> None:
-        package = tar_of(tmp_path / "x.tgz", {f"package/data/{n}": c for n, c in CONTENT.items()})
+        package = tar_of(tmp_path / "x.tgz", {f"package/data/{name}": content for name, content in CONTENT.items()})
         client(clients, "npm", f'[ "$1 $2" = "pack tiny@1" ] && cp {package} tiny-1.tgz')
         fetch("tiny", cache=cache, report=lambda _: None)
         assert good(cache)
@@ -254,7 +255,11 @@ class TestPackages:
         self, tiny: Source, cache: Path, clients: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: str
     ) -> None:
         monkeypatch.setitem(SOURCES, "tiny", tiny_source(client="apt-get"))
-        package = tar_of(tmp_path / "x.tar", {f"./usr/share/{n}.gz": gzip.compress(c) for n, c in CONTENT.items()}, "w")
+        package = tar_of(
+            tmp_path / "x.tar",
+            {f"./usr/share/{name}.gz": gzip.compress(content) for name, content in CONTENT.items()},
+            "w",
+        )
         client(clients, "dpkg-deb", 'exec cat "$2"')
         # Old lists: works only with lists of its own, after an update of them.
         refuse = "" if lists == "good" else 'echo "E: no such package" >&2; exit 100;'
@@ -335,6 +340,55 @@ class TestFailure:
             fetch("digits")
 
 
+class TestHostility:
+    def test_links_are_not_written_through(
+        self, tiny: Source, server: Server, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither where a file goes, nor where it waits to be checked."""
+        serve_all(server, "one")
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (cache / "tiny").mkdir(parents=True)
+        (cache / "tiny" / "images").symlink_to(victim)
+        names: list[str] = []
+
+        class Prepared(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
+            def __enter__(self) -> str:
+                for name in ("labels.part", "labels.gz"):
+                    Path(self.name, name).symlink_to(victim)
+                names.append(self.name)
+                return self.name
+
+        monkeypatch.setattr(module, "TemporaryDirectory", Prepared)
+        with pytest.raises(UserError, match="could not get tiny"):
+            fetch("tiny", cache=cache, report=lambda _: None)
+        assert names
+        assert victim.read_text() == "precious"
+        assert not (cache / "tiny" / "images").is_symlink()
+
+    def test_server_that_never_stops(self, tiny: Source, server: Server, cache: Path) -> None:
+        server.answers["/one/images.gz"] = os.urandom(3 << 20)
+        with pytest.raises(UserError, match="sends more than"):
+            fetch("tiny", cache=cache, report=lambda _: None)
+
+    def test_cached_file_that_is_a_pipe(self, tiny: Source, server: Server, cache: Path) -> None:
+        serve_all(server, "one")
+        (cache / "tiny").mkdir(parents=True)
+        os.mkfifo(cache / "tiny" / "images")
+        assert verify("tiny", cache)[0].problem == "is not a regular file"
+        fetch("tiny", cache=cache, report=lambda _: None)
+        assert good(cache)
+
+    def test_folder_is_synced_after_each_file(
+        self, tiny: Source, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        serve_all(server, "one")
+        synced: list[Path] = []
+        monkeypatch.setattr(module, "sync_folder", synced.append)
+        fetch("tiny", cache=cache, report=lambda _: None)
+        assert synced == [cache / "tiny"] * 2
+
+
 FETCH_IN_A_PROCESS = """
 import sys
 from pathlib import Path
@@ -349,7 +403,7 @@ fetch("tiny", cache=Path(sys.argv[1]))
 def test_two_processes_at_once(server: Server, cache: Path) -> None:
     serve_all(server, "one")
     server.delay = 1.0  # long enough that the second arrives while the first is at it
-    facts = "\n".join(f"{f.name} {f.size} {f.sha256}" for f in tiny_source().files)
+    facts = "\n".join(f"{file.name} {file.size} {file.sha256}" for file in tiny_source().files)
     command = [sys.executable, "-c", FETCH_IN_A_PROCESS, str(cache), f"{server.address}/one/{{file}}.gz", facts]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=60)[1] for process in processes]

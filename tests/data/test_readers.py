@@ -1,3 +1,5 @@
+import contextlib
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -5,10 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data.readers import class_names, read_cifar, read_folder, read_idx, read_image
+from torchcaps.data.files import BadFile
+from torchcaps.data.readers import read_arrays, read_cifar, read_idx, read_idx_images, read_images
 from torchcaps.errors import UserError
-
-RED, GREY = (200, 40, 20), 90
 
 
 def idx(*shape: int) -> bytes:
@@ -25,7 +26,17 @@ def test_idx(tmp_path: Path, shape: tuple[int, ...]) -> None:
     assert read_idx(path).shape == shape
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\0", idx(5, 28, 28)[:-1], idx(7) + b"x", b"\0\0\x0d" + idx(7)[3:]])
+WRONG_IDX = [
+    b"\0\0\x08\xff" + b"\xff" * 1020,  # 255 axes whose product overflows
+    b"\0\0\x08\3" + b"\x80\0\0\0" * 2 + b"\0\0\0\4",  # 2^64 bytes, 0 if counted carelessly
+    b"\0\0\x08\1\0\0\0\0",  # nothing
+    b"\0\0\x08\0x",
+]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0", idx(5, 28, 28)[:-1], idx(7) + b"x", b"\0\0\x0d" + idx(7)[3:], *WRONG_IDX]
+)
 def test_idx_that_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UserError, match="not an IDX file"):
@@ -45,165 +56,106 @@ def test_cifar(tmp_path: Path) -> None:
     assert pixels[0, 2, 0].tolist() == list(range(32))  # row by row
 
 
-def file_of(folder: Path, mode: str) -> tuple[Path, int | tuple[int, int, int]]:
-    """A one-coloured image file in a mode, and the colour it should be read as."""
-    size = (20, 10)
-    if mode == "1":
-        Image.new("1", size, 1).save(folder / "x.png")
-        return folder / "x.png", 255
-    if mode == "L":
-        Image.new("L", size, GREY).save(folder / "x.png")
-        return folder / "x.png", GREY
-    if mode == "I;16":
-        Image.fromarray(np.full(size[::-1], GREY << 8 | 17, dtype=np.uint16)).save(folder / "x.png")
-        return folder / "x.png", GREY
-    if mode == "F":
-        Image.fromarray(np.full(size[::-1], GREY / 255 + 1e-4, dtype=np.float32)).save(folder / "x.tif")
-        return folder / "x.tif", GREY
-    if mode == "LA":
-        Image.new("LA", size, (0, 0)).save(folder / "x.png")
-        return folder / "x.png", 255
-    if mode == "RGBA":
-        Image.new("RGBA", size, (*RED, 128)).save(folder / "x.png")
-        return folder / "x.png", (227, 147, 137)  # half way to white
-    if mode == "P":
-        Image.new("RGB", size, RED).quantize(4).save(folder / "x.gif")
-        return folder / "x.gif", RED
-    if mode == "P transparent":
-        Image.new("P", size, 0).save(folder / "x.png", transparency=0)
-        return folder / "x.png", 255
-    if mode == "RGB transparent":
-        Image.new("RGB", size, RED).save(folder / "x.png", transparency=RED)
-        return folder / "x.png", 255
-    if mode == "CMYK":
-        Image.new("CMYK", size, (0, 255, 255, 0)).save(folder / "x.tif")
-        return folder / "x.tif", (255, 0, 0)
-    Image.new("RGB", size, RED).save(folder / "x.bmp")
-    return folder / "x.bmp", RED
-
-
-MODES = ["1", "L", "I;16", "F", "LA", "RGB", "RGBA", "P", "P transparent", "RGB transparent", "CMYK"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_is_read_as_its_colour(tmp_path: Path, mode: str) -> None:
-    path, colour = file_of(tmp_path, mode)
-    red, green, blue = (colour,) * 3 if isinstance(colour, int) else colour
-    pixels = read_image(path, image_shape=(3, 8, 9))
-    assert pixels.dtype == torch.uint8
-    expected = torch.tensor([red, green, blue])[:, None, None].expand(3, 8, 9)
-    assert (pixels.int() - expected).abs().max() <= 1
-
-    grey = read_image(path, image_shape=(1, 8, 9))
-    assert grey.shape == (1, 8, 9)
-    assert abs(int(grey[0, 0, 0]) - (0.299 * red + 0.587 * green + 0.114 * blue)) <= 1.5
-
-
-def test_exif_orientation_is_obeyed(tmp_path: Path) -> None:
-    lying = Image.new("L", (20, 10))
-    lying.paste(255, (0, 0, 10, 10))  # the left half is white
-    exif = Image.Exif()
-    exif[0x0112] = 6  # "turn me clockwise to look at me"
-    lying.save(tmp_path / "x.jpg", exif=exif, quality=95)
-    pixels = read_image(tmp_path / "x.jpg", image_shape=(1, 20, 10))
-    assert pixels[0, :8].min() > 240  # now the upper half
-    assert pixels[0, 12:].max() < 15
-
-
-def test_fits(tmp_path: Path) -> None:
-    wide = Image.new("L", (40, 10), 100)
-    wide.paste(200, (0, 0, 12, 10))
-    wide.save(tmp_path / "x.png")
-
-    def read(fit: str) -> torch.Tensor:
-        return read_image(tmp_path / "x.png", image_shape=(1, 20, 20), fit=fit)[0]
-
-    assert read("stretch")[:, :5].float().mean() > 195
-    padded = read("pad")
-    assert (padded[:7] == 0).all()
-    assert (padded[13:] == 0).all()
-    assert padded[8:12].min() > 90
-    assert ((read("crop") < 110) & (read("crop") > 90)).all()  # the 10 columns in the middle
-    with pytest.raises(UserError, match="stretch, pad, crop"):
-        read("squash")
-
-
-def test_a_line_of_one_pixel_can_be_padded(tmp_path: Path) -> None:
-    Image.new("L", (1000, 1), 255).save(tmp_path / "x.png")
-    assert read_image(tmp_path / "x.png", image_shape=(1, 8, 8), fit="pad").sum() == 8 * 255
-
-
-def test_unreadable_images_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "text.png").write_text("hello")
-    (tmp_path / "empty.jpg").write_bytes(b"")
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "whole.png")
-    (tmp_path / "short.png").write_bytes((tmp_path / "whole.png").read_bytes()[:3000])
-    Image.fromarray(noise).save(tmp_path / "whole.jpg")
-    (tmp_path / "short.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
-    for name in ("text.png", "empty.jpg", "short.png", "short.jpg"):
-        with pytest.raises(UserError, match=name):
-            read_image(tmp_path / name, image_shape=(1, 8, 8))
-    with pytest.raises(UserError, match="no file"):
-        read_image(tmp_path / "none.png", image_shape=(1, 8, 8))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(UserError, match=r"whole.*too large"):
-        read_image(tmp_path / "whole.png", image_shape=(1, 8, 8))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for label, name in enumerate(("cats", "dogs")):
-        (tmp_path / name).mkdir()
-        for i in range(3):
-            Image.new("RGB", (10 + i, 20), (label * 100, label * 100, label * 100)).save(tmp_path / name / f"{i}.PNG")
-        (tmp_path / name / ".hidden.png").write_text("not an image")
-        (tmp_path / name / "notes.txt").write_text("not an image either")
-    (tmp_path / ".git").mkdir()
-    return tmp_path
-
-
-def test_folder(folder: Path) -> None:
-    classes = class_names(folder)
-    assert classes == ("cats", "dogs")
-    pixels, labels = read_folder(folder, classes, image_size=8, channels=None, fit="stretch")
-    assert pixels.shape == (6, 1, 8, 8)  # no colour anywhere
-    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert (pixels[:3] == 0).all()
-    assert (pixels[3:] == 100).all()
-    assert read_folder(folder, classes, image_size=8, channels=3, fit="stretch")[0].shape == (6, 3, 8, 8)
-
-    Image.new("RGB", (9, 9), RED).save(folder / "dogs" / "red.jpg")
-    assert read_folder(folder, classes, image_size=8, channels=None, fit="stretch")[0].shape == (7, 3, 8, 8)
-    assert read_folder(folder, classes, image_size=8, channels=1, fit="stretch")[0].shape == (7, 1, 8, 8)
-
-
-def test_folders_that_are_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"\3" * 3072, b"\3" * 3074, b"\x0a" + bytes(3072)])
+def test_cifar_that_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.bin (is not a CIFAR-10 file|has a label 10)"):
+        read_cifar([tmp_path / "a.bin"])
     with pytest.raises(UserError, match="does not exist"):
-        class_names(tmp_path / "none")
-    with pytest.raises(UserError, match="is empty"):
-        class_names(tmp_path)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="holds only files"):
-        class_names(tmp_path)
-    with pytest.raises(UserError, match="a file, not a folder"):
-        class_names(tmp_path / "file")
-    (tmp_path / "cats").mkdir()
-    with pytest.raises(UserError, match="only the class 'cats'"):
-        class_names(tmp_path)
+        read_cifar([tmp_path / "none.bin"])
 
 
-def test_class_without_images(folder: Path) -> None:
-    (folder / "birds").mkdir()
-    (folder / "birds" / ".DS_Store").write_text("x")
-    with pytest.raises(UserError, match=r"birds has no images \(found nothing\)"):
-        read_folder(folder, class_names(folder), image_size=8, channels=None, fit="stretch")
-    (folder / "birds" / "a.svg").write_text("x")
-    with pytest.raises(UserError, match=r"found only things like a\.svg"):
-        read_folder(folder, class_names(folder), image_size=8, channels=None, fit="stretch")
+def test_idx_images(tmp_path: Path) -> None:
+    def write(name: str, *shape: int, most: int = 255) -> Path:
+        content = idx(*shape)
+        start = 4 + 4 * len(shape)
+        (tmp_path / name).write_bytes(content[:start] + bytes(min(value, most) for value in content[start:]))
+        return tmp_path / name
+
+    def read(images: Path, labels: Path) -> tuple[torch.Tensor, torch.Tensor]:
+        return read_idx_images(images, labels, image_shape=(1, 4, 4), classes=10)
+
+    images, labels = write("images", 12, 4, 4), write("labels", 12, most=9)
+    pixels, numbers = read(images, labels)
+    assert pixels.shape == (12, 1, 4, 4)
+    assert numbers.dtype == torch.int64
+    for wrong_images, wrong_labels, problem in (
+        (write("a", 12, 4, 5), labels, "4 x 5 pixels, not 4 x 4"),
+        (write("b", 12), labels, "no pixels"),
+        (images, write("c", 11, most=9), "11 labels for 12 images"),
+        (images, write("d", 12, 1), "labels for"),
+        (images, write("e", 12), "label 11, but there are 10"),
+        (images, tmp_path / "none", "does not exist"),
+        (images, tmp_path, "is a folder"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            read(wrong_images, wrong_labels)
 
 
-def test_folder_with_a_broken_image_names_it(folder: Path) -> None:
-    (folder / "dogs" / "broken.jpg").write_bytes(b"\xff\xd8\xff not really")
-    with pytest.raises(UserError, match=r"dogs.broken\.jpg"):
-        read_folder(folder, class_names(folder), image_size=8, channels=None, fit="stretch")
+def test_files_are_not_read_beyond_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)  # takes no space
+    for read in (read_idx, lambda path: read_cifar([path])):
+        with pytest.raises(BadFile, match="too large"):
+            read(tmp_path / "huge")
+
+
+class TestArrays:
+    def test_what_was_saved(self, tmp_path: Path) -> None:
+        numbers = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+        for save in (np.savez, np.savez_compressed):
+            save(tmp_path / "x.npz", a=numbers, b=np.asfortranarray(numbers), c=np.array(["é", "bc"]), d=np.uint8(3))
+            a, b, c, d = read_arrays(tmp_path / "x.npz", ["a", "b", "c", "d"])
+            assert np.array_equal(a, numbers)
+            assert np.array_equal(b, numbers)
+            assert c.tolist() == ["é", "bc"]
+            assert d.shape == ()
+
+    def test_objects_are_never_made(self, tmp_path: Path) -> None:
+        class Trap:
+            def __reduce__(self) -> tuple[object, tuple[str]]:
+                return (Path.touch, (tmp_path / "sprung",))  # type: ignore[return-value]
+
+        np.savez(tmp_path / "x.npz", a=np.array([Trap()], dtype=object))
+        with pytest.raises(UserError, match="something else than numbers"):
+            read_arrays(tmp_path / "x.npz", ["a"])
+        assert not (tmp_path / "sprung").exists()
+
+    def test_a_bomb_is_not_unpacked(self, tmp_path: Path) -> None:
+        header = str({"descr": "|u1", "fortran_order": False, "shape": (1 << 40,)}).ljust(117) + "\n"
+        content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + bytes(100)
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            archive.writestr("a.npy", content)
+        with pytest.raises(UserError, match="too large"):
+            read_arrays(tmp_path / "x.npz", ["a"])
+
+    def test_missing_and_damaged(self, tmp_path: Path) -> None:
+        np.savez_compressed(tmp_path / "x.npz", a=np.arange(1000))
+        with pytest.raises(UserError, match=r"no array b; it holds a"):
+            read_arrays(tmp_path / "x.npz", ["a", "b"])
+        (tmp_path / "text.npz").write_text("hello")
+        with pytest.raises(UserError, match=r"not an \.npz file"):
+            read_arrays(tmp_path / "text.npz", ["a"])
+        whole = (tmp_path / "x.npz").read_bytes()
+        generator = np.random.default_rng(0)
+        for _ in range(300):
+            damaged = bytearray(whole)
+            for place in generator.integers(0, len(whole), 3):
+                damaged[place] = generator.integers(0, 256)
+            (tmp_path / "y.npz").write_bytes(damaged[: generator.integers(1, len(whole) + 1)])
+            with contextlib.suppress(UserError):  # and nothing else
+                read_arrays(tmp_path / "y.npz", ["a"])
+
+
+def test_many_images_go_on_past_bad_ones(tmp_path: Path) -> None:
+    for number in range(30):
+        Image.new("L", (10, 10 + number), number).save(tmp_path / f"{number}.png")
+    (tmp_path / "7.png").write_text("hello")
+    (tmp_path / "8.png").unlink()
+    paths = [tmp_path / f"{number}.png" for number in range(30)]
+    read = read_images(paths, image_shape=(1, 8, 8), fit="stretch")
+    assert [file.name for file in read.bad] == [str(paths[7]), str(paths[8])]
+    assert read.readable == [*range(7), *range(9, 30)]
+    assert read.pixels[:, 0, 0, 0].tolist() == read.readable
+    assert [facts.height for facts in read.facts] == [10 + number for number in read.readable]
+    assert read_images([], image_shape=(1, 8, 8), fit="stretch").pixels.shape == (0, 1, 8, 8)

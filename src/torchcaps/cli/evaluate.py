@@ -3,37 +3,142 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.shared import add_data_folder, add_run_folder, open_run, positive
+from torchcaps.cli.shared import add_computing, add_data_folder, open_run, positive
+from torchcaps.errors import UserError
+
+if TYPE_CHECKING:
+    from torchcaps.trained.scores import Scores
+
+VIEWS = ("flip", "shift")
+ATTACKS = ("fgsm", "pgd")
+WORST = 24
+LISTED_CLASSES = 40
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_run_folder(parser)
+    parser.add_argument(
+        "run_folders", type=Path, nargs="+", metavar="DIR", help="folders of finished runs; several are an ensemble"
+    )
+    add_computing(parser)
     parser.add_argument("--data", help="another data set of the same shape and classes [the run's own]")
     parser.add_argument("--limit", type=positive, metavar="N", help="evaluate on the first N test images only")
+    parser.add_argument(
+        "--views",
+        type=_views,
+        default=(),
+        metavar="flip,shift",
+        help="average over mirrored images, and over images shifted by a pixel",
+    )
+    parser.add_argument("--affine", action="store_true", help="error on images turned, scaled and moved more and more")
+    parser.add_argument("--noise", action="store_true", help="error on images with more and more noise")
+    parser.add_argument(
+        "--attack", choices=ATTACKS, action="append", default=[], help="error on images that are changed to fool it"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="predictions as CSV; worst mistakes, calibration and robustness drawn",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     add_data_folder(parser)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    import json
+def _views(text: str) -> tuple[str, ...]:
+    views = tuple(text.split(","))
+    if not set(views) <= set(VIEWS):
+        raise argparse.ArgumentTypeError(f"must be among {', '.join(VIEWS)}, not '{text}'")
+    return views
 
-    trained = open_run(arguments)
-    plan = trained.plan(data=arguments.data, data_folder=arguments.data_dir)
-    outcome = trained.evaluate(plan, limit=arguments.limit)
-    name = plan.config.data.name
+
+def run(arguments: argparse.Namespace) -> None:
+    import time
+
+    from torchcaps.trained.robustness import error_by_strength
+    from torchcaps.trained.scores import score
+
+    runs = [open_run(folder, arguments) for folder in arguments.run_folders]
+    if any(trained.network.classes != runs[0].network.classes for trained in runs):
+        raise UserError("An ensemble needs runs with the same classes.")
+    plan = runs[0].plan(data=arguments.data, data_folder=arguments.data_dir)
+    networks = [trained.network.folded() for trained in runs]
+    limit = arguments.limit or plan.evaluation_limit(plan.data.test)
+    started = time.perf_counter()
+    scores = score(networks, plan.data.test, augmentation=plan.augmentation, views=arguments.views, limit=limit)
+    speed = len(scores.lengths) / (time.perf_counter() - started)
+    trials = [*(["affine"] if arguments.affine else []), *(["noise"] if arguments.noise else []), *arguments.attack]
+    whole = [trained.network for trained in runs]  # attacks need gradients, which folded networks have too
+    name = " + ".join(folder.name for folder in arguments.run_folders)
+    errors = {
+        trial: {name: error_by_strength(whole, plan.data.test, trial, augmentation=plan.augmentation, limit=limit)}
+        for trial in trials
+    }
     if arguments.json:
-        summary = {
-            "data": name,
-            "images": outcome.images,
-            "error_percent": outcome.error_percent,
-            "length_right": outcome.length_right,
-            "length_wrong": outcome.length_wrong,
-            "images_per_second": outcome.images_per_second,
-            "confusion": outcome.confusion.tolist(),
-        }
-        print(json.dumps(summary))
-        return
-    print(f"{name}: {outcome.error_percent:.2f} % of {outcome.images} images wrong")
-    print(f"capsule length: {outcome.length_right:.3f} right class, {outcome.length_wrong:.3f} wrong classes")
-    print(f"{outcome.images_per_second:.0f} images/s")
+        print(json.dumps(_summary(plan.config.data.name, scores, speed, errors)))
+    else:
+        _print(plan.config.data.name, scores, speed, errors)
+    if arguments.out is not None:
+        _write(arguments.out, scores, errors, plan)
+
+
+def _summary(data: str, scores: Scores, speed: float, errors: dict[str, Any]) -> dict[str, Any]:
+    from torchcaps.training.evaluation import confusion_matrix
+
+    shown, lengths = scores.shown, scores.lengths
+    return {
+        "data": data,
+        "images": len(lengths),
+        "error_percent": scores.error_percent,
+        "length_right": float((lengths * shown).sum() / shown.sum()),
+        "length_wrong": float((lengths * (1 - shown)).sum() / (1 - shown).sum()),
+        "images_per_second": speed,
+        "calibration_error": scores.calibration_error(),
+        "classes": {
+            row.name: {"images": row.images, "precision": row.precision, "recall": row.recall, "f1": row.f1}
+            for row in scores.by_class()
+        },
+        "confusion": confusion_matrix(shown, scores.found).tolist(),
+        "robustness": {trial: next(iter(by_run.values())) for trial, by_run in errors.items()},
+    }
+
+
+def _print(data: str, scores: Scores, speed: float, errors: dict[str, Any]) -> None:
+    from torchcaps.data.files import shown
+
+    summary = _summary(data, scores, speed, errors)
+    print(f"{shown(data)}: {scores.error_percent:.2f} % of {len(scores.lengths)} images wrong")
+    print(f"capsule length: {summary['length_right']:.3f} right class, {summary['length_wrong']:.3f} wrong classes")
+    print(f"calibration: lengths are {summary['calibration_error']:.3f} off the share of right answers, on average")
+    rows = sorted(scores.by_class(), key=lambda row: row.f1)[:LISTED_CLASSES]
+    width = max(len(shown(row.name)) for row in rows)
+    print(f"\n{'':{width}}  images  precision  recall     f1")
+    for row in rows:
+        print(f"{shown(row.name):{width}}  {row.images:>6}  {row.precision:>9.3f}  {row.recall:>6.3f}  {row.f1:>5.3f}")
+    if len(scores.classes) > LISTED_CLASSES:
+        print(f"(the {LISTED_CLASSES} worst of {len(scores.classes)} classes)")
+    for trial, by_strength in summary["robustness"].items():
+        text = "  ".join(f"{strength:g}: {error:.2f} %" for strength, error in by_strength.items())
+        print(f"\n{trial}: {text}")
+    print(f"\n{speed:.0f} images/s")
+
+
+def _write(folder: Path, scores: Scores, errors: dict[str, Any], plan: Any) -> None:
+    import torch
+
+    from torchcaps.plots import evaluation
+    from torchcaps.trained.scores import write_predictions
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_predictions(scores, folder / "predictions.csv")
+    evaluation.calibration(scores).savefig(folder / "calibration.png", dpi=120)
+    worst = scores.worst(WORST)
+    if worst:
+        images = plan.augmentation.centre(plan.data.test.fetch(torch.tensor(worst))).on("cpu").images
+        evaluation.worst_mistakes(images, scores, worst).savefig(folder / "mistakes.png", dpi=120)
+    if errors:
+        evaluation.robustness(errors).savefig(folder / "robustness.png", dpi=120)
+    print(f"Predictions and pictures are in {folder}")

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train", "train a network, or continue a run"),
     "evaluate": ("evaluate", "test error of a trained network"),
     "predict": ("predict", "classify image files with a trained network"),
+    "compare": ("compare", "one table and the curves of several runs"),
     "prune": ("prune", "a smaller network without the capsules that no class uses"),
     "data": ("data", "list, fetch, verify and check data sets"),
     "bench": ("bench", "speed and memory of every routing, side by side"),

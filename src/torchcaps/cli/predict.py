@@ -3,43 +3,96 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import glob
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchcaps.cli.shared import add_run_folder, open_run, positive
+from torchcaps.errors import UserError
+
+if TYPE_CHECKING:
+    from torchcaps.trained.predict import ImagePrediction
+
+STANDARD_INPUT = "-"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG, JPEG or other image files")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="image files, folders of them, patterns such as 'new/*.png', or - for a list of files on standard input",
+    )
     parser.add_argument("--top", type=positive, default=3, metavar="N", help="classes to show for each image [3]")
-    parser.add_argument("--json", action="store_true", help="print all classes with their lengths as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all classes with their lengths as JSON")
+    form.add_argument("--csv", action="store_true", help="print all classes with their lengths as CSV")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    trained = open_run(arguments)
-    predictions = list(trained.predict(arguments.images))
-    top = max(arguments.top, trained.network.task.labels_per_image)
+    from torchcaps.data.files import shown
+
+    paths = list(_files(arguments.images))
+    if not paths:
+        raise UserError("No image files were found.")
+    trained = open_run(arguments.run_folder, arguments)
+    predictions = list(trained.predict(paths))
     answered = [prediction for prediction in predictions if prediction.problem is None]
     if arguments.json:
-        rows = [
-            {
-                "image": prediction.image,
-                "found": prediction.found,
-                "lengths": dict(zip(prediction.classes, prediction.lengths)),
-            }
-            for prediction in answered
-        ]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([_as_json(prediction) for prediction in answered], indent=2))
+    elif arguments.csv:
+        _print_csv(answered, trained.network.classes)
     else:
+        top = max(arguments.top, trained.network.task.labels_per_image)
         for prediction in answered:
             ranked = list(zip(prediction.classes, prediction.lengths))[:top]
-            ranking = "  ".join(f"{name} {length:.3f}" for name, length in ranked)
-            print(f"{prediction.image}: {' and '.join(prediction.found)}   [{ranking}]")
-    bad = [prediction for prediction in predictions if prediction.problem is not None]
-    for prediction in bad:
-        print(f"torchcaps: {prediction.problem}", file=sys.stderr)
+            ranking = "  ".join(f"{shown(name)} {length:.3f}" for name, length in ranked)
+            found = " and ".join(map(shown, prediction.found)) or "nothing"
+            print(f"{shown(prediction.image)}: {found}   [{ranking}]")
+    problems = [prediction.problem for prediction in predictions if prediction.problem is not None]
+    for problem in problems:
+        print(f"torchcaps: {problem}", file=sys.stderr)
     if not answered:
         return 2
-    return 1 if bad else 0
+    return 1 if problems else 0
+
+
+def _files(words: Iterable[str]) -> Iterable[Path]:
+    """The image files that these words stand for; a folder stands for all images below it."""
+    from torchcaps.data.images import IMAGE_ENDINGS
+
+    for word in words:
+        path = Path(word)
+        if word == STANDARD_INPUT:
+            yield from (Path(line) for line in sys.stdin.read().splitlines() if line.strip())
+        elif path.is_dir():
+            below = sorted(path.rglob("*"))
+            yield from (file for file in below if file.suffix.lower() in IMAGE_ENDINGS and file.is_file())
+        elif not path.exists() and glob.has_magic(word):
+            yield from map(Path, sorted(glob.glob(word, recursive=True)))
+        else:
+            yield path
+
+
+def _as_json(prediction: ImagePrediction) -> dict[str, object]:
+    return {
+        "image": prediction.image,
+        "found": prediction.found,
+        "lengths": dict(zip(prediction.classes, prediction.lengths)),
+    }
+
+
+def _print_csv(predictions: Iterable[ImagePrediction], classes: tuple[str, ...]) -> None:
+    from torchcaps.data.files import shown
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "found", *(f"length {shown(name)}" for name in classes)])
+    for prediction in predictions:
+        lengths = dict(zip(prediction.classes, prediction.lengths))
+        found = "|".join(map(shown, prediction.found))
+        writer.writerow([shown(prediction.image), found, *(f"{lengths[name]:.6g}" for name in classes)])

@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    report = open_run(arguments).prune(arguments.out, data_folder=arguments.data_dir)
+    report = open_run(arguments.run_folder, arguments).prune(arguments.out, data_folder=arguments.data_dir)
     print(f"removed {report.capsules_removed} primary capsules, and {report.types_removed} types of them altogether")
     table = Table(box=None)
     for heading in ("", "test error, %", "parameters", "images/s"):

@@ -30,6 +30,11 @@ def threads(text: str) -> int:
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="DIR", help="the folder of a finished run")
+    add_computing(parser)
+
+
+def add_computing(parser: argparse.ArgumentParser) -> None:
+    """Where to compute, and code of the user's own that a run needs."""
     parser.add_argument("--threads", type=threads, metavar="N", help="CPU threads [all cores]")
     parser.add_argument("--accelerator", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--routing", metavar="MODULE:CLASS", help="a routing of your own that the run was trained with")
@@ -54,13 +59,13 @@ def own_code(routing: str | None, backbone: str | None) -> Own:
     )
 
 
-def open_run(arguments: argparse.Namespace) -> TrainedRun:
+def open_run(folder: Path, arguments: argparse.Namespace) -> TrainedRun:
     from torchcaps.ops import keep_memory
     from torchcaps.trained.run import TrainedRun
 
     keep_memory()
     return TrainedRun(
-        arguments.run_folder,
+        folder,
         own=own_code(arguments.routing, arguments.backbone),
         accelerator=arguments.accelerator,
         threads=arguments.threads,

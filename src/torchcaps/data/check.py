@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from torchcaps.atomic import write_atomically
 from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import list_pictures
 from torchcaps.data.files import BadFile, read_bytes, shown
@@ -18,7 +19,6 @@ from torchcaps.data.images import MAX_BYTES, ImageFacts, decode_whole
 from torchcaps.data.listing import Listing, Picture
 from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table
 from torchcaps.errors import UserError
-from torchcaps.storage import write_atomically
 
 FEW = 10  # images of a class, below which little can be learned
 _MARGIN = 4

@@ -96,15 +96,18 @@ class Network(nn.Module, ABC):
             reconstructions = self.decoder(capsules.poses, labels)
         return Output(capsules, reconstructions)
 
-    def loss(self, capsules: Capsules, labels: Tensor, progress: float = 1.0) -> Tensor:
+    def loss(
+        self, capsules: Capsules, labels: Tensor, progress: float = 1.0, image_weights: Tensor | None = None
+    ) -> Tensor:
         """What training descends for the class capsules.
 
         Args:
             capsules: of a forward pass.
             labels: class numbers (B,) or (B, K), or presence (B, J).
             progress: how far training has come, from 0 to 1.
+            image_weights: how much each image counts, (B,).
         """
-        return margin_loss(at_least_float32(capsules.activations), labels)
+        return margin_loss(at_least_float32(capsules.activations), labels, image_weights=image_weights)
 
     def found(self, capsules: Capsules) -> Tensor:
         """The classes (B, K) with the longest capsules, longest first; -1 where fewer than K are shown."""

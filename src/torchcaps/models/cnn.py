@@ -87,8 +87,11 @@ class ConvolutionalNetwork(Network):
         poses = hidden.view(-1, len(self.classes), self.config.class_size)
         return Capsules(poses, scores.softmax(1), scores[:, :, None])
 
-    def loss(self, capsules: Capsules, labels: Tensor, progress: float = 1.0) -> Tensor:
+    def loss(
+        self, capsules: Capsules, labels: Tensor, progress: float = 1.0, image_weights: Tensor | None = None
+    ) -> Tensor:
         """Cross-entropy, with equal shares for several classes shown."""
         shown = presence(labels, len(self.classes))
         shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
-        return -(shares * capsules.totals[:, :, 0].log_softmax(1)).sum(1).mean()
+        losses = -(shares * capsules.totals[:, :, 0].log_softmax(1)).sum(1)
+        return losses.mean() if image_weights is None else (image_weights * losses).mean()

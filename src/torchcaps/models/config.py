@@ -64,9 +64,12 @@ class ModelConfig(Settings):
         """The network with fresh weights, drawn from torch's global random numbers."""
         raise NotImplementedError
 
-    def resolved(self, task: TaskConfig) -> ModelConfig:
-        """The same settings with everything that follows from the images filled in."""
-        return self
+    def resolved(self, task: TaskConfig) -> Self:
+        """The same settings with everything that follows from the images filled in.
+
+        Images that show any number of classes have no pictures of each of them that a decoder could learn from.
+        """
+        return self if task.labels_per_image else self.replace(reconstruction=False)
 
     @classmethod
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
@@ -132,12 +135,12 @@ class CapsNetConfig(ModelConfig):
         "numbers of the primary capsules that a pruned network still uses", default=None, least=0, option=""
     )
 
-    def resolved(self, task: TaskConfig) -> CapsNetConfig:
-        """The same with the stem that suits the images."""
-        if self.stem != "auto":
-            return self
+    def resolved(self, task: TaskConfig) -> Self:
+        config = super().resolved(task)
+        if config.stem != "auto":
+            return config
         small = max(task.image_shape[1:]) > LARGEST_FOR_THE_PAPER
-        return self.replace(stem="backbone" if self.backbone else "small" if small else "paper")
+        return config.replace(stem="backbone" if config.backbone else "small" if small else "paper")
 
     def check(self) -> None:
         if (self.stem == "backbone") != bool(self.backbone) and self.stem != "auto":

@@ -102,9 +102,12 @@ class MatrixCapsuleNetwork(Network):
             capsules = layer(capsules)
         return capsules
 
-    def loss(self, capsules: Capsules, labels: Tensor, progress: float = 1.0) -> Tensor:
+    def loss(
+        self, capsules: Capsules, labels: Tensor, progress: float = 1.0, image_weights: Tensor | None = None
+    ) -> Tensor:
         """The spread loss, its margin growing as training proceeds."""
-        return spread_loss(at_least_float32(capsules.activations), labels, margin=spread_margin(progress))
+        activations, margin = at_least_float32(capsules.activations), spread_margin(progress)
+        return spread_loss(activations, labels, margin=margin, image_weights=image_weights)
 
 
 def _places(side: int, kernel: int, stride: int) -> int:

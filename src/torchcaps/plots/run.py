@@ -154,7 +154,7 @@ def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> 
     grid = figure.subplots(len(rows), shown, squeeze=False)
     for row, (pictures, name) in enumerate(zip(rows, names)):
         for column in range(len(pictures)):
-            _show(grid[row][column], pictures[column])
+            show_image(grid[row][column], pictures[column])
         grid[row][0].set_ylabel(name, size=8)
     for column in range(len(images)):
         right = set(predicted[column].tolist()) == set(labels[column].tolist())
@@ -165,7 +165,7 @@ def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> 
     return figure
 
 
-def _show(axes: Axes, image: Tensor) -> None:
+def show_image(axes: Axes, image: Tensor) -> None:
     pixels = image.permute(1, 2, 0).cpu().numpy()
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=1)
     axes.set_xticks([])
@@ -189,7 +189,7 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
     figure = Figure(figsize=(1.1 * len(shown) + 1.0, 1.25 * (len(rows) + 1)), layout="constrained")
     grid = figure.subplots(len(rows) + 1, len(shown), squeeze=False)
     for column, j in enumerate(shown):
-        _show(grid[0][column], averages[column])
+        show_image(grid[0][column], averages[column])
         grid[0][column].set_title(classes[j], size=9)
     for row, (name, maps) in enumerate(rows, start=1):
         # Shared coefficients all near their start value would be one colour: colour the departure from the mean.
@@ -238,6 +238,7 @@ def _coefficient_maps(network: Network) -> NDArray[np.float32] | None:
 
 
 def _average_image(sample: Batch, label: int) -> Tensor:
-    members = sample.labels == label
-    chosen = sample.parts[members]
+    members = sample.labels == label  # (B, K)
+    apart = sample.parts.shape[:2] == members.shape  # not where images show any number of classes
+    chosen = sample.parts[members] if apart else sample.images[members.any(1)]
     return chosen.mean(0) if len(chosen) else torch.zeros_like(sample.images[0])

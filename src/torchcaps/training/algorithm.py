@@ -22,10 +22,19 @@ class AlternatingTrainer:
     Without discriminative routing there are no coefficient steps, and it is ordinary training.
     """
 
-    def __init__(self, fabric: Fabric, network: Network, config: TrainingConfig, total_steps: int) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        network: Network,
+        config: TrainingConfig,
+        total_steps: int,
+        class_weights: Tensor | None = None,
+    ) -> None:
+        """``class_weights`` (J,) say how much images of each class count; by default all the same."""
         self._fabric = fabric
         self._config = config
         self._total_steps = total_steps
+        self._class_weights = None if class_weights is None else class_weights.to(fabric.device)
         self.network = network
         self._module = fabric.setup_module(network)  # moves the weights to the device
         optimiser = config.optimiser.build(network)
@@ -74,7 +83,11 @@ class AlternatingTrainer:
 
     def _losses(self, output: Output, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """The loss to descend and, for the record, the reconstruction's part before its weight."""
-        loss = self.network.loss(output.capsules, batch.labels, step / self._total_steps)
+        weights = None
+        if self._class_weights is not None:
+            shown = presence(batch.labels, len(self.network.classes))
+            weights = (shown * self._class_weights).sum(1) / shown.sum(1).clamp_min(1)
+        loss = self.network.loss(output.capsules, batch.labels, step / self._total_steps, weights)
         if output.reconstructions is None:
             return loss, torch.zeros_like(loss)
         reconstruction = reconstruction_loss(at_least_float32(output.reconstructions), batch.parts)

@@ -14,6 +14,7 @@ import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 
+from torchcaps.data.datasets import DataSet
 from torchcaps.data.report import table
 from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
@@ -72,6 +73,7 @@ def fit(
     config: TrainingConfig,
     *,
     resume: Path | None = None,
+    data: DataSet | None = None,
     own: Own | None = None,
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
@@ -81,13 +83,14 @@ def fit(
     Args:
         config: the whole run.
         resume: the folder of a run to continue; ``config`` must be that run's.
+        data: images to train on, instead of those that the configuration names.
         own: a routing or a backbone of your own, if the configuration names one.
         callbacks: told about every row of metrics, and about the end.
         console: where progress is shown.
     """
     fabric = make_fabric(config.run)
     torch.set_num_threads(config.run.threads or max(1, usable_cores() // local_processes(config.run)))
-    plan = Plan.of(config)
+    plan = Plan.of(config, data)
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
     network = plan.build_network(own)
     console = console or Console()
@@ -149,7 +152,9 @@ class _Run:
         self.batches = plan.batches(fabric.global_rank, fabric.world_size)
         self.total_steps = plan.total_steps
         self.evaluate_every = self.config.run.evaluate_every or min(self.batches.steps_per_epoch, 2000)
-        self.trainer = AlternatingTrainer(fabric, network, self.config, self.total_steps)
+        balanced = self.config.data.class_weights == "balanced"
+        weights = plan.data.balanced_weights() if balanced else None
+        self.trainer = AlternatingTrainer(fabric, network, self.config, self.total_steps, weights)
         self.display = ProgressDisplay(console, total_steps=self.total_steps, enabled=fabric.is_global_zero)
         self.sums = torch.zeros(len(STATISTICS) + 1, device=fabric.device)  # since the last row; last: steps
         self.first_bad_step = torch.full((), -1, device=fabric.device)

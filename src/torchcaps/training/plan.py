@@ -29,8 +29,9 @@ class Plan:
     task: TaskConfig
 
     @classmethod
-    def of(cls, config: TrainingConfig) -> Plan:
-        data = config.data.load()
+    def of(cls, config: TrainingConfig, data: DataSet | None = None) -> Plan:
+        """The plan of a configuration, with the data it names or other data."""
+        data = data or config.data.load()
         augmentation = Augmentation(config.augmentation)
         source_shape = data.train.image_shape
         image_shape = augmentation.image_shape(source_shape)
@@ -41,8 +42,8 @@ class Plan:
             fit=config.data.fit,
             labels_per_image=data.train.labels_per_image or 0,
             standardise=config.augmentation.standardise,
-            mean=data.mean,
-            std=data.std,
+            mean=(0.0,) if config.augmentation.standardise else data.mean,
+            std=(1.0,) if config.augmentation.standardise else data.std,
         )
         filled = filled_in(config, images=len(data.train), has_validation=data.validation is not None)
         return cls(filled.replace(model=config.model.resolved(task)), data, augmentation, task)

@@ -1,0 +1,157 @@
+"""A capsule network as an estimator of scikit-learn."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from rich.console import Console
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
+
+from torchcaps.data.config import DataConfig
+from torchcaps.data.datasets import DataSet
+from torchcaps.models.base import Network
+from torchcaps.models.files import load
+from torchcaps.settings import SettingError
+from torchcaps.training.config import TrainingConfig
+from torchcaps.training.fit import fit
+
+
+class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """The paper's capsule network with ``fit``, ``predict``, ``predict_proba`` and ``score``.
+
+    Args:
+        image_shape: (H, W) or (C, H, W) of the images that the rows of ``X`` are; square and grey if not given.
+        routing: l2, l1, dynamic, uniform, learned, em or clustering.
+        epochs: passes over the training images; as many as they need if not given.
+        batch_size: images in a step; by their number if not given.
+        conv_channels, primary_capsules: sizes of the network.
+        reconstruction: whether a decoder is trained beside it.
+        augment: largest random shift in pixels.
+        random_state: seed of weights, order and shifts.
+        threads: of the CPU; all cores if not given.
+
+    Rows of ``X`` are images, flat, with any range of numbers: they are brought to [0, 1] by the range of the training
+    images. ``predict_proba`` gives the lengths of the class capsules divided by their sum.
+
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = CapsNetClassifier(conv_channels=16, primary_capsules=4, epochs=2, reconstruction=False, threads=1)
+    >>> model.fit(X[:200], y[:200]).predict(X[200:202]).shape
+    (2,)
+    """
+
+    SMALLEST_SIDE = 17  # of images that two 9x9 convolutions leave something of; smaller ones are enlarged
+
+    def __init__(
+        self,
+        image_shape: tuple[int, ...] | None = None,
+        *,
+        routing: str = "l2",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        conv_channels: int = 64,
+        primary_capsules: int = 16,
+        reconstruction: bool = False,
+        augment: int = 0,
+        random_state: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        self.image_shape = image_shape
+        self.routing = routing
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.conv_channels = conv_channels
+        self.primary_capsules = primary_capsules
+        self.reconstruction = reconstruction
+        self.augment = augment
+        self.random_state = random_state
+        self.threads = threads
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> CapsNetClassifier:
+        """Train on images ``X`` (N, pixels) of the classes ``y`` (N,)."""
+        X, y = check_X_y(X, y, dtype=np.float64)
+        check_classification_targets(y)
+        if type_of_target(y) not in ("binary", "multiclass"):
+            raise ValueError(f"Unknown label type: {type_of_target(y)}")
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"There is only one class, {self.classes_[0]!r}: a classifier needs at least two classes.")
+        self.n_features_in_ = X.shape[1]
+        self.range_ = float(X.min()), float(X.max())
+        images = self._images(X)
+        data = DataSet.from_arrays(
+            images, labels, images[:1], labels[:1], classes=[str(name) for name in self.classes_]
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = fit(self._config(folder), data=data, console=Console(quiet=True))
+            self.network_: Network = load(path)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The class of each image in ``X`` (N, pixels)."""
+        labels: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        return labels
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """The lengths of the class capsules for each image, divided by their sum: (N, classes)."""
+        check_is_fitted(self)
+        X = check_array(X, dtype=np.float64)
+        if X.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_}"
+            )
+        pixels = torch.from_numpy(self._images(X)).float() / 255
+        lengths = self.network_.predict(pixels).lengths.double().numpy()
+        shares: NDArray[np.float64] = lengths / lengths.sum(1, keepdims=True).clip(1e-12)
+        return shares
+
+    def _config(self, folder: str) -> TrainingConfig:
+        return TrainingConfig.from_mapping(
+            {
+                "data": DataConfig().to_mapping(),
+                "augmentation": {"shift": self.augment},
+                "model": {
+                    "conv_channels": self.conv_channels,
+                    "primary_capsules": self.primary_capsules,
+                    "reconstruction": self.reconstruction,
+                },
+                "routing": {"name": self.routing},
+                "run": {
+                    "epochs": self.epochs,
+                    "batch_size": self.batch_size,
+                    "seed": self.random_state,
+                    "threads": self.threads,
+                    "accelerator": "cpu",
+                    "out": str(Path(folder) / "run"),
+                },
+            }
+        )
+
+    def _images(self, X: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """Rows as bytes (N, C, H, W), small images enlarged by whole factors."""
+        channels, height, width = self._shape()
+        low, high = self.range_
+        scaled = ((X - low) / max(high - low, 1e-12)).clip(0, 1) * 255
+        images = scaled.round().astype(np.uint8).reshape(len(X), channels, height, width)
+        factor = -(-self.SMALLEST_SIDE // min(height, width))
+        return images.repeat(factor, axis=2).repeat(factor, axis=3)
+
+    def _shape(self) -> tuple[int, int, int]:
+        pixels = self.n_features_in_
+        if self.image_shape is None:
+            side = int(np.ceil(np.sqrt(pixels)))
+            if side * side != pixels:
+                return 1, 1, pixels
+            return 1, side, side
+        shape = (1, *self.image_shape) if len(self.image_shape) == 2 else tuple(self.image_shape)
+        if len(shape) != 3 or int(np.prod(shape)) != pixels:
+            raise SettingError("image_shape", f"{self.image_shape} does not have the {pixels} pixels of a row of X")
+        channels, height, width = shape
+        return channels, height, width

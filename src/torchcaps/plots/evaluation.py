@@ -1,0 +1,91 @@
+"""Pictures of how good a network is: its worst mistakes, its calibration, its robustness, and runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from torchcaps.plots.run import Metrics, show_image
+from torchcaps.trained.robustness import TRIALS
+from torchcaps.trained.scores import Scores
+
+
+def worst_mistakes(images: Tensor, scores: Scores, numbers: Sequence[int]) -> Figure:
+    """The images (N, C, H, W) that are most surely wrong, "true → predicted" above each."""
+    columns = min(6, max(1, len(numbers)))
+    rows = max(1, -(-len(numbers) // columns))
+    figure = Figure(figsize=(1.6 * columns, 1.9 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    found = scores.found
+    for axes, image, number in zip(grid.flat, images, numbers):
+        axes.set_axis_on()
+        show_image(axes, image)
+        true, answer = (_names(scores, shown) for shown in (scores.shown[number], found[number]))
+        axes.set_title(plain(f"{true} → {answer}"), size=8)
+        axes.set_xlabel(f"image {number}", size=7)
+    return figure
+
+
+def calibration(scores: Scores) -> Figure:
+    """The share of right answers by the length of the longest capsule."""
+    parts = scores.calibration()
+    figure = Figure(figsize=(4.5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="0.7", linestyle="--", label="lengths that are probabilities")
+    axes.plot([part.length for part in parts], [part.right for part in parts], marker="o", label="this network")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("length of the longest class capsule")
+    axes.set_ylabel("share of right answers")
+    axes.set_title(f"mean distance {scores.calibration_error():.3f}", size=10)
+    axes.legend(frameon=False, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def robustness(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> Figure:
+    """Error against strength, a panel a trial and a line a run: trial -> run -> strength -> error."""
+    figure = Figure(figsize=(4.2 * len(errors), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(errors), squeeze=False)
+    for axes, (name, by_run) in zip(panels.flat, errors.items()):
+        for run, by_strength in by_run.items():
+            axes.plot(list(by_strength), list(by_strength.values()), marker="o", label=plain(run))
+        axes.set_ylim(0, 100)
+        axes.set_title(name, size=10)
+        axes.set_xlabel(TRIALS[name].unit)
+        axes.set_ylabel("error, %")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    return figure
+
+
+def compared_curves(metrics: Mapping[str, Metrics]) -> Figure:
+    """Evaluation error and training loss of several runs, by step and by second."""
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    grid = figure.subplots(2, 2)
+    for row, (column, label) in zip(grid, (("evaluation_error", "evaluation error, %"), ("loss", "loss"))):
+        for axes, abscissa in zip(row, ("step", "seconds")):
+            for name, rows in metrics.items():
+                points = [(values[abscissa], values[column]) for values in rows if values[column] is not None]
+                if points:
+                    axes.plot(*zip(*points), label=plain(name), marker="." if len(points) < 30 else None)
+            axes.set_xlabel(abscissa)
+            axes.set_ylabel(label)
+            axes.set_yscale("log")
+            axes.spines[["top", "right"]].set_visible(False)
+    grid[0][0].legend(frameon=False)
+    return figure
+
+
+def plain(text: str) -> str:
+    """A text that matplotlib shows as it is: no formulas, no bytes that are no letters."""
+    printable = text.encode("utf-8", "backslashreplace").decode()
+    return printable.replace("$", r"\$")
+
+
+def _names(scores: Scores, shown: Tensor) -> str:
+    return "+".join(name for name, there in zip(scores.classes, shown.tolist()) if there) or "nothing"

@@ -1,0 +1,92 @@
+"""How a network stands images that are turned, noisy, or made to fool it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.splits import Batch, Split
+from torchcaps.models.base import Network
+from torchcaps.trained.scores import Change, score
+
+STEPS_OF_PGD = 10
+SEED = 0
+
+
+def affine(network: Network, batch: Batch, *, strength: float) -> Tensor:
+    """Images turned by up to 30°, scaled by up to 0.3 and moved by up to 0.2 of their side, times ``strength``."""
+    images = batch.images
+    generator = torch.Generator().manual_seed(SEED)
+    angle, scale, down, right = (strength * (2 * torch.rand(len(images), generator=generator) - 1) for _ in range(4))
+    angle, scale = angle * math.radians(30), 1 + 0.3 * scale
+    cosine, sine = angle.cos() / scale, angle.sin() / scale
+    rows = torch.stack([cosine, -sine, 0.4 * right], 1), torch.stack([sine, cosine, 0.4 * down], 1)
+    grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def noise(network: Network, batch: Batch, *, strength: float) -> Tensor:
+    """Images with Gaussian noise of this standard deviation."""
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = torch.randn(batch.images.shape, generator=generator).to(batch.images)
+    return (batch.images + strength * drawn).clamp(0, 1)
+
+
+def fgsm(network: Network, batch: Batch, *, strength: float) -> Tensor:
+    """Each pixel moved by ``strength`` the way that raises the loss most (Goodfellow et al., 2015)."""
+    return (batch.images + strength * _slope(network, batch.images, batch.labels).sign()).clamp(0, 1)
+
+
+def pgd(network: Network, batch: Batch, *, strength: float) -> Tensor:
+    """Ten smaller such steps, none further than ``strength`` from the image (Madry et al., 2018)."""
+    images = batch.images
+    step = 2.5 * strength / STEPS_OF_PGD
+    for _ in range(STEPS_OF_PGD):
+        moved = images + step * _slope(network, images, batch.labels).sign()
+        images = (batch.images + (moved - batch.images).clamp(-strength, strength)).clamp(0, 1)
+    return images
+
+
+def _slope(network: Network, images: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of the loss with respect to the images."""
+    with torch.enable_grad():
+        seen = images.detach().clone().requires_grad_()
+        loss = network.loss(network(seen).capsules, labels)
+        (slope,) = torch.autograd.grad(loss, seen)
+    return slope
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A way to make images harder, and how far to go."""
+
+    change: Callable[..., Tensor]
+    strengths: tuple[float, ...]
+    unit: str
+
+
+TRIALS: dict[str, Trial] = {
+    "affine": Trial(affine, (0.0, 0.25, 0.5, 0.75, 1.0), "turns up to 30°, scale 0.3, shifts 0.2, times"),
+    "noise": Trial(noise, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), "standard deviation of the noise"),
+    "fgsm": Trial(fgsm, (0.0, 0.02, 0.05, 0.1, 0.2, 0.3), "largest change of a pixel"),
+    "pgd": Trial(pgd, (0.0, 0.02, 0.05, 0.1, 0.2, 0.3), "largest change of a pixel"),
+}
+
+
+def error_by_strength(
+    networks: Sequence[Network], split: Split, name: str, *, augmentation: Augmentation, limit: int | None = None
+) -> dict[float, float]:
+    """The error in percent at every strength of a trial in :data:`TRIALS`."""
+    trial = TRIALS[name]
+    errors = {}
+    for strength in trial.strengths:
+        change: Change = partial(trial.change, strength=strength)
+        errors[strength] = score(networks, split, augmentation=augmentation, change=change, limit=limit).error_percent
+    return errors
