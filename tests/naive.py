@@ -8,7 +8,7 @@ from torch import Tensor
 
 def naive_squash(vector: Tensor) -> Tensor:
     """Eq. squash for one vector."""
-    square = sum(float(each) ** 2 for each in vector)
+    square = sum(float(component) ** 2 for component in vector)
     if square == 0:
         return torch.zeros_like(vector)
     return square / (1 + square) * vector / math.sqrt(square)
@@ -57,13 +57,13 @@ def naive_update(
     return updated
 
 
-def naive_margin_loss(lengths: Tensor, present: Tensor) -> float:
+def naive_margin_loss(lengths: Tensor, shown: Tensor) -> float:
     """Eq. ml with m+ = 0.9, m- = 0.1, λ' = 0.5."""
     total = 0.0
     for k in range(len(lengths)):
         for j in range(lengths.shape[1]):
             length = float(lengths[k, j])
-            if present[k, j]:
+            if shown[k, j]:
                 total += max(0.0, 0.9 - length) ** 2
             else:
                 total += 0.5 * max(0.0, length - 0.1) ** 2
@@ -80,9 +80,33 @@ def naive_dynamic_routing(votes: Tensor, iterations: int) -> Tensor:
             for j in range(J):
                 total = torch.zeros(E, dtype=votes.dtype)
                 for i in range(I):
-                    total += math.exp(logits[i, j]) / sum(math.exp(each) for each in logits[i]) * votes[k, i, j]
+                    total_weight = sum(math.exp(logit) for logit in logits[i])
+                    total += math.exp(logits[i, j]) / total_weight * votes[k, i, j]
                 outputs[k, j] = naive_squash(total)
             for i in range(I):
                 for j in range(J):
                     logits[i, j] += votes[k, i, j] @ outputs[k, j]
     return outputs
+
+
+def naive_spread_loss(activations: Tensor, shown: Tensor, margin: float) -> float:
+    """Eq. 3 of "Matrix capsules with EM routing", over all pairs of a class that is shown and one that is not."""
+    B, J = activations.shape
+    total = 0.0
+    for k in range(B):
+        for right in range(J):
+            for wrong in range(J):
+                if shown[k, right] and not shown[k, wrong]:
+                    lead = float(activations[k, right] - activations[k, wrong])
+                    total += max(0.0, margin - lead) ** 2
+    return total / B
+
+
+def naive_orthogonalised(matrix: Tensor) -> Tensor:
+    """Five steps of Newton and Schulz with Muon's quintic on a matrix, as printed, scaled for its shape."""
+    X = matrix / math.sqrt(float((matrix * matrix).sum()))
+    for _ in range(5):
+        A = X @ X.T
+        X = 3.4445 * X - 4.7750 * A @ X + 2.0315 * A @ A @ X
+    rows, columns = matrix.shape
+    return math.sqrt(max(1.0, rows / columns)) * X

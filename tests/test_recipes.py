@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchcaps.recipes import find_recipe, recipe_names
+from torchcaps.train import TrainOptions, fit, read_options
 
 from torchcaps.data import DataSet, ImageSplit, OverlappingDigits
 from torchcaps.errors import UserError
-from torchcaps.recipes import find_recipe, recipe_names
-from torchcaps.train import TrainOptions, fit, read_options
 
 # name, routing, reconstruction: the rows of the paper's table, and its text on overlapping digits
 TABLE = [

@@ -48,6 +48,12 @@ Reduce = Callable[[Tensor], Tensor]
 """From a process's own tensor to its mean over all processes."""
 
 
+NO_GRAPH = (
+    "The class capsules have no graph that leads to the coefficients. Call backward(retain_graph=True) on the loss "
+    "before, and step the weights after, or give the capsules of a new forward pass."
+)
+
+
 class Objective(ABC):
     """What the coefficients ascend: Σ over classes of a weight times the squared length of the class capsule."""
 
@@ -254,11 +260,17 @@ class RoutingAscent(torch.optim.Optimizer):
         self.penalties = [penalty or _own_penalty(routing) for routing in routings]
         self.constraint = constraint
         self.rule = rule
-        self.reduce = reduce or (lambda tensor: tensor)
-        super().__init__([routing.coefficients for routing in routings], {"lr": gamma})
+        self.reduce = reduce or _alone
+        # Required again, because load_state_dict(assign=True) brings tensors without a gradient.
+        super().__init__([routing.coefficients.requires_grad_() for routing in routings], {"lr": gamma})
         if constraint is not None:
             for coefficients in self.coefficients:
                 self.state[coefficients]["norm"] = constraint.measure(coefficients)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it, so that it can be copied together with its network."""
+        own = {name: getattr(self, name) for name in ("objective", "penalties", "constraint", "rule", "reduce")}
+        return {**super().__getstate__(), **own}
 
     @property
     def coefficients(self) -> list[Tensor]:
@@ -283,6 +295,8 @@ class RoutingAscent(torch.optim.Optimizer):
             capsules: the class capsules of a forward pass, with its graph.
             labels: class numbers (B,) or (B, K), or presence (B, J).
         """
+        if not capsules.totals.requires_grad:  # or the penalty alone would be followed
+            raise RuntimeError(NO_GRAPH)
         totals = at_least_float32(capsules.totals)
         shown = presence(labels, totals.shape[1]).to(totals.dtype)
         weights = self.objective.weights(totals.detach(), shown, self.reduce)
@@ -291,10 +305,7 @@ class RoutingAscent(torch.optim.Optimizer):
         try:
             gradients = torch.autograd.grad(objective, self.coefficients, retain_graph=True)
         except RuntimeError as error:
-            raise RuntimeError(
-                "The class capsules have no graph that leads to the coefficients. Call backward(retain_graph=True) on "
-                "the loss before, and step the weights after, or give the capsules of a new forward pass."
-            ) from error
+            raise RuntimeError(NO_GRAPH) from error
         return [self.reduce(gradient) for gradient in gradients]
 
     def step(self, capsules: Capsules, labels: Tensor) -> None:  # type: ignore[override]
@@ -319,6 +330,11 @@ class RoutingAscent(torch.optim.Optimizer):
             if self.constraint is not None:
                 self.constraint.restore(coefficients, state["norm"])
             coefficients.grad = None  # what back-propagation of the loss has left there
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The mean over the only process."""
+    return tensor
 
 
 def _own_penalty(routing: DiscriminativeRouting) -> Penalty:

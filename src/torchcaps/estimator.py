@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
 
 from torchcaps.data.config import DataConfig
@@ -76,19 +76,16 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> CapsNetClassifier:
         """Train on images ``X`` (N, pixels) of the classes ``y`` (N,)."""
-        X, y = check_X_y(X, y, dtype=np.float64)
-        check_classification_targets(y)
-        if type_of_target(y) not in ("binary", "multiclass"):
-            raise ValueError(f"Unknown label type: {type_of_target(y)}")
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        rows, targets = check_X_y(X, y, dtype=np.float64)
+        check_classification_targets(targets)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"There is only one class, {self.classes_[0]!r}: a classifier needs at least two classes.")
-        self.n_features_in_ = X.shape[1]
-        self.range_ = float(X.min()), float(X.max())
-        images = self._images(X)
-        data = DataSet.from_arrays(
-            images, labels, images[:1], labels[:1], classes=[str(name) for name in self.classes_]
-        )
+        self.n_features_in_ = rows.shape[1]
+        self.range_ = float(rows.min()), float(rows.max())
+        images = self._images(rows)
+        names = [str(name) for name in self.classes_]
+        data = DataSet.from_arrays(images, labels, images[:1], labels[:1], classes=names)
         with tempfile.TemporaryDirectory() as folder:
             path = fit(self._config(folder), data=data, console=Console(quiet=True))
             self.network_: Network = load(path)
@@ -96,18 +93,18 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The class of each image in ``X`` (N, pixels)."""
-        labels: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(1)]
+        longest = self.predict_proba(X).argmax(1)
+        labels: NDArray[Any] = self.classes_[longest]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """The lengths of the class capsules for each image, divided by their sum: (N, classes)."""
         check_is_fitted(self)
-        X = check_array(X, dtype=np.float64)
-        if X.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_}"
-            )
-        pixels = torch.from_numpy(self._images(X)).float() / 255
+        rows: NDArray[np.float64] = check_array(X, dtype=np.float64)
+        if rows.shape[1] != self.n_features_in_:
+            expected = f"{type(self).__name__} is expecting {self.n_features_in_} features as input"
+            raise ValueError(f"X has {rows.shape[1]} features, but {expected}")
+        pixels = torch.from_numpy(self._images(rows)).float() / 255
         lengths = self.network_.predict(pixels).lengths.double().numpy()
         shares: NDArray[np.float64] = lengths / lengths.sum(1, keepdims=True).clip(1e-12)
         return shares

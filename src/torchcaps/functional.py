@@ -95,7 +95,7 @@ def presence(labels: Tensor, classes: int) -> Tensor:
 
     Args:
         labels: class numbers, (B,) for one class in an image or (B, K) for several; -1 fills a row that has fewer.
-            Presence itself, floating-point numbers (B, J), is returned as it is.
+            Presence itself, floating-point numbers or truth values (B, J), is returned as floating-point numbers.
         classes: how many there are.
 
     Returns:
@@ -105,6 +105,8 @@ def presence(labels: Tensor, classes: int) -> Tensor:
     tensor([[1., 0., 1.],
             [0., 1., 0.]])
     """
+    if labels.dtype == torch.bool:  # not the class numbers 0 and 1
+        labels = labels.float()
     if labels.is_floating_point():
         if labels.ndim != 2 or labels.shape[1] != classes:
             raise ValueError(f"presence must have shape (B, {classes}), not {tuple(labels.shape)}")
@@ -277,6 +279,8 @@ def ascent_direction(
     flat_poses = poses.reshape(B, I * D)
     totals = flat_poses @ (weight * coefficients[:, None, :, None]).reshape(I * D, J * E)  # Eq. v_j = Ûᵀ b_j
     signed = (signs[:, :, None] * totals.view(B, J, E)).reshape(B, J * E)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
     if reduction == "mean":
         signed = signed / B
     correlation = (flat_poses.mT @ signed).view(I, D, J, E)  # Σ_k δ_jk u_ik v_jkᵀ

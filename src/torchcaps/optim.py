@@ -122,6 +122,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
             raise ValueError(f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}: out of range")
+        if not (all(0 <= beta < 1 for beta in betas) and eps >= 0):
+            raise ValueError(f"betas={betas}, eps={eps}: out of range")
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -171,6 +173,8 @@ class Muon(torch.optim.Optimizer):
                 state["step"] = torch.zeros((), dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
+            for name in ("exp_avg", "exp_avg_sq"):  # which a file may have brought in another memory order
+                state[name] = _ordered(state[name], like=parameter)
         if not moved:
             return
         states = [self.state[parameter] for parameter in moved]
@@ -184,7 +188,7 @@ class Muon(torch.optim.Optimizer):
                 state["step"] = state["step"].to(moved[0].device)
         adam(
             [_dense(parameter) for parameter in moved],
-            [_dense(parameter.grad, like=parameter) for parameter in moved if parameter.grad is not None],
+            [_dense(_ordered(parameter.grad, like=parameter)) for parameter in moved if parameter.grad is not None],
             [_dense(state["exp_avg"]) for state in states],
             [_dense(state["exp_avg_sq"]) for state in states],
             [],
@@ -201,11 +205,14 @@ class Muon(torch.optim.Optimizer):
         )
 
 
-def _dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+def _dense(tensor: Tensor) -> Tensor:
     """The tensor's memory as it lies there: fused Adam copies whatever is not contiguous to and fro."""
-    if like is not None and tensor.stride() != like.stride():
-        tensor = torch.empty_like(like).copy_(tensor)
     return tensor.detach().permute(_memory_order(tensor))
+
+
+def _ordered(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor, or a copy of it in the memory order of another."""
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
 
 def parameter_groups(network: nn.Module, *, lr: float = 1e-3, matrix_lr: float | None = 0.01) -> list[dict[str, Any]]:

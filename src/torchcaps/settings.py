@@ -97,7 +97,7 @@ class Settings:
     def __post_init__(self) -> None:
         hints = _hints(type(self))
         for field in _fields(type(self)):
-            value = _converted(field.name, hints[field.name], getattr(self, field.name))
+            value = converted(field.name, hints[field.name], getattr(self, field.name))
             _check_range(field, value)
             object.__setattr__(self, field.name, value)
         self.check()
@@ -109,7 +109,7 @@ class Settings:
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
         """Settings from what YAML or JSON gave. ``where`` is the name of the section, for messages."""
         if not isinstance(values, Mapping):
-            raise SettingError(where or "the settings", f"must be names with values, not {_shown(values)}")
+            raise SettingError(where or "the settings", f"must be names with values, not {shown(values)}")
         check_names([str(name) for name in values], [field.name for field in _fields(cls)], where)
         hints = _hints(cls)
         prefix = f"{where}." if where else ""
@@ -177,8 +177,8 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
-def _converted(name: str, hint: Any, value: Any) -> Any:
-    """The value as the field's type, or an error. Whole floats serve as integers' equals, strings as nothing's."""
+def converted(name: str, hint: Any, value: Any) -> Any:
+    """The value as the field's type, or an error. A whole number serves as a float; a text as nothing but a text."""
     inner = _without_none(hint)
     if value is None and inner is not hint:
         return None
@@ -187,14 +187,14 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
         return _converted_tuple(name, inner, value)
     if origin is dict:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise SettingError(name, f"must be names with values, not {_shown(value)}")
+            raise SettingError(name, f"must be names with values, not {shown(value)}")
         return dict(value)
     if inner is Any or (isinstance(value, inner) and not (isinstance(value, bool) and inner is not bool)):
         checked = value
     elif inner is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
         checked = float(value)
     else:
-        raise SettingError(name, f"must be {_described(inner)}, not {_shown(value)}")
+        raise SettingError(name, f"must be {_described(inner)}, not {shown(value)}")
     if isinstance(checked, float) and not math.isfinite(checked):
         raise SettingError(name, f"must be a finite number, not {checked}")
     if isinstance(checked, int) and not isinstance(checked, bool) and abs(checked) >= 2**63:
@@ -207,9 +207,9 @@ def _converted_tuple(name: str, hint: Any, value: Any) -> tuple[Any, ...]:
     endless = len(parts) == 2 and parts[1] is Ellipsis
     if not isinstance(value, list | tuple) or (not endless and len(value) != len(parts)):
         count = "" if endless else f"{len(parts)} "
-        raise SettingError(name, f"must be a list of {count}values, not {_shown(value)}")
+        raise SettingError(name, f"must be a list of {count}values, not {shown(value)}")
     hints = [parts[0]] * len(value) if endless else parts
-    return tuple(_converted(name, part, entry) for part, entry in zip(hints, value))
+    return tuple(converted(name, part, entry) for part, entry in zip(hints, value))
 
 
 def _described(kind: Any) -> str:
@@ -217,8 +217,12 @@ def _described(kind: Any) -> str:
     return names.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
-def _shown(value: object) -> str:
-    text = ascii(value)
+def shown(value: object) -> str:
+    """A value as messages show it, never long."""
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # of a number with thousands of digits, of lists within lists within lists
+        return f"this {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -227,7 +231,7 @@ def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
     if not limits or value is None:
         return
     if limits["choices"] and value not in limits["choices"]:
-        raise SettingError(field.name, f"must be one of {', '.join(map(str, limits['choices']))}, not {_shown(value)}")
+        raise SettingError(field.name, f"must be one of {', '.join(map(str, limits['choices']))}, not {shown(value)}")
     for number in _numbers(value):
         for word, within in RANGES.items():
             limit = limits[word]

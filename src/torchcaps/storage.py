@@ -41,7 +41,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         intact = envelope["sha256"] == _digest(tensors, envelope["state"])
     except FileNotFoundError:
         raise
-    except (safetensors.SafetensorError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
+    except (
+        safetensors.SafetensorError,
+        OSError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise DamagedFile(f"{path} is damaged or not one of torchcaps' files ({error}).") from error
     if not intact:
         raise DamagedFile(f"{path} is damaged: its content does not match its checksum.")

@@ -1,9 +1,9 @@
 import pytest
-
 from torchcaps.bench.cases import ClassLayerStep, Inference, TrainingStep
 from torchcaps.bench.measure import Measurement, check_threads, gemm_rate, measure
-from torchcaps.errors import UserError
 from torchcaps.train.environment import cpu_name
+
+from torchcaps.errors import UserError
 
 
 def test_cases_are_measured_in_turns_in_processes_of_their_own():

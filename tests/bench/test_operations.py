@@ -1,4 +1,5 @@
 from torchcaps.bench.operations import _bilinear_multiplications, training_gflop
+
 from torchcaps.ops.plan import Shape
 
 

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-
 from torchcaps.bench import report
 from torchcaps.bench.cases import ClassLayerStep, Inference, TrainingStep
 from torchcaps.bench.measure import Measurement
+
 from torchcaps.errors import UserError
 
 

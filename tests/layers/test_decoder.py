@@ -1,6 +1,6 @@
 import torch
 
-from torchcaps.layers import Decoder
+from torchcaps.layers.decoder import Decoder
 
 
 def test_draws_from_the_chosen_capsule_alone():
@@ -23,3 +23,18 @@ def test_draws_each_class_of_an_overlapping_image_by_itself():
     both = decoder(poses, torch.tensor([[1, 2], [0, 3]]))
     torch.testing.assert_close(both[:, 0], decoder(poses, torch.tensor([[1], [0]]))[:, 0])
     torch.testing.assert_close(both[:, 1], decoder(poses, torch.tensor([[2], [3]]))[:, 0])
+
+
+def test_one_class_an_image_may_be_given_without_the_second_axis():
+    decoder = Decoder(4, 3, (1, 5, 5))
+    poses = torch.randn(2, 4, 3)
+    torch.testing.assert_close(decoder(poses, torch.tensor([1, 3])), decoder(poses, torch.tensor([[1], [3]])))
+
+
+def test_a_label_of_minus_one_draws_from_no_capsule():
+    decoder = Decoder(4, 3, (1, 5, 5))
+    drawn = decoder(torch.randn(2, 4, 3), torch.tensor([[1, -1], [-1, -1]]))
+    nothing = decoder(torch.zeros(1, 4, 3), torch.tensor([[0]]))[0, 0]
+    for image, place in [(0, 1), (1, 0), (1, 1)]:
+        torch.testing.assert_close(drawn[image, place], nothing)
+    assert not torch.allclose(drawn[0, 0], nothing)

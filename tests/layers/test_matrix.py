@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional import Capsules
-from torchcaps.layers import ClassMatrixCapsules, ConvMatrixCapsules, PrimaryMatrixCapsules
-from torchcaps.routing import EMRouting, em_routing
+from torchcaps.layers.matrix import ClassMatrixCapsules, ConvMatrixCapsules, PrimaryMatrixCapsules
+from torchcaps.routing.em import EMRouting, em_routing
 
 
 def capsule_map(batch: int, height: int, width: int, types: int) -> Capsules:
@@ -48,7 +48,7 @@ def test_shapes_of_convolutional_capsules(size, kernel, stride):
     assert capsules.poses.shape == (2, height, width, 3, 16)
     assert capsules.activations.shape == (2, height, width, 3)
     capsules.activations.sum().backward()
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in layer.parameters())
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in layer.parameters())
 
 
 def test_a_vote_is_the_pose_times_the_matrix_of_its_types_and_place_in_the_window():
@@ -75,7 +75,7 @@ def test_what_a_capsule_gives_to_all_windows_sums_to_one(stride):
         for column in range(places[1]):
             top, left = row * stride, column * stride
             given[:, top : top + 3, left : left + 3] += shares[:, row, column].sum(-1)
-    covered = [(each - 1) * stride + 3 for each in places]
+    covered = [(count - 1) * stride + 3 for count in places]
     torch.testing.assert_close(given[:, : covered[0], : covered[1]], torch.ones(2, *covered, 2, dtype=torch.float64))
     assert (given[:, covered[0] :] == 0).all()
 

@@ -1,14 +1,17 @@
+import pytest
 import torch
+from torch.nn import functional as F
 
+from torchcaps.errors import UserError
 from torchcaps.functional import squash
-from torchcaps.layers import PrimaryCapsules
+from torchcaps.layers.primary import ImageCapsules, PrimaryCapsules
 
 
 def test_a_capsule_is_made_of_the_channels_at_one_place():
-    primary = PrimaryCapsules(3, capsules=4, size=5, kernel=3)
+    primary = PrimaryCapsules(3, types=4, size=5, kernel=3)
     features = torch.randn(2, 3, 9, 7)
     capsules = primary(features)
-    maps = torch.nn.functional.conv2d(features, primary.conv.weight, primary.conv.bias, stride=2)
+    maps = F.conv2d(features, primary.conv.weight, primary.conv.bias, stride=2)
     rows, columns = maps.shape[2:]
     assert capsules.poses.shape == (2, rows * columns * 4, 5)
     for row in range(rows):
@@ -16,3 +19,54 @@ def test_a_capsule_is_made_of_the_channels_at_one_place():
             for kind in range(4):
                 expected = squash(maps[:, 5 * kind : 5 * kind + 5, row, column])
                 torch.testing.assert_close(capsules.poses[:, (row * columns + column) * 4 + kind], expected)
+
+
+def two_convolutions(front: ImageCapsules, images: torch.Tensor, slope: float, padding: int) -> torch.Tensor:
+    """The feature maps of a front, by torch's own convolutions one after the other."""
+    first = F.conv2d(images, front.first.weight, front.first.bias, padding=padding)
+    return F.conv2d(F.leaky_relu(first, slope), front.second.weight, front.second.bias, stride=2, padding=padding)
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+@pytest.mark.parametrize(("shape", "kernel"), [((1, 21, 19), 9), ((3, 12, 15), 5)])
+def test_the_front_is_two_convolutions_one_after_the_other(padding, slope, shape, kernel):
+    front = ImageCapsules(shape, 4, types=3, size=5, kernel=kernel, padding=padding, negative_slope=slope).double()
+    images = torch.rand(2, *shape, dtype=torch.float64)
+    maps = two_convolutions(front, images, slope, kernel // 2 if padding == "same" else 0)
+    rows, columns = maps.shape[2:]
+    assert front.map_shape == (rows, columns, 3)
+    capsules = front(images)
+    expected = squash(maps.permute(0, 2, 3, 1).reshape(2, rows * columns * 3, 5))
+    torch.testing.assert_close(capsules.poses, expected)
+    row, column, kind = rows - 1, 1, 2
+    number = (row * columns + column) * 3 + kind
+    torch.testing.assert_close(capsules.poses[:, number], squash(maps[:, 10:15, row, column]))
+
+
+def test_the_gradients_of_the_front_are_those_of_the_two_convolutions():
+    front = ImageCapsules((1, 19, 18), 3, types=2, size=4).double()
+    images = torch.rand(2, 1, 19, 18, dtype=torch.float64)
+    expected = squash(two_convolutions(front, images, 0.0, 0).permute(0, 2, 3, 1).reshape(2, -1, 4))
+    upstream = torch.randn_like(expected)
+    gradients = [
+        torch.autograd.grad(poses, list(front.parameters()), upstream) for poses in (front(images).poses, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_folded_front_gives_the_same_capsules():
+    front = ImageCapsules((1, 20, 22), 4, types=2, size=4).eval()
+    images = torch.rand(3, 1, 20, 22)
+    with torch.no_grad():
+        expected = front(images)
+        front.fold()
+        torch.testing.assert_close(front(images), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "padding", "smallest"), [(9, "valid", 17), (5, "valid", 9), (9, "same", 1)])
+def test_the_smallest_image_is_what_the_error_says(kernel, padding, smallest):
+    ImageCapsules((1, smallest, smallest), 2, 1, 2, kernel=kernel, padding=padding)
+    if smallest > 1:
+        with pytest.raises(UserError, match=f"smallest size is {smallest}x{smallest}"):
+            ImageCapsules((1, smallest, smallest - 1), 2, 1, 2, kernel=kernel, padding=padding)

@@ -2,37 +2,38 @@ import pytest
 import torch
 
 from torchcaps.errors import UserError
-from torchcaps.functional import multi_hot, spread_loss, spread_margin
-from torchcaps.models import MatrixCapsuleNetwork
-from torchcaps.models.matrix import LARGE_SIZES
+from torchcaps.functional import spread_loss, spread_margin
+from torchcaps.models.matrix import MatrixCapsuleNetwork
+from torchcaps.models.registry import create_model
 
 TINY = (6, 2, 3, 4)
 
 
 def count(module: torch.nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_the_papers_small_network_has_as_many_numbers_to_learn_as_it_says():
     # smallNORB: pairs of images, five classes. The paper says 68K.
-    network = MatrixCapsuleNetwork((2, 32, 32), 5)
+    network = MatrixCapsuleNetwork((2, 32, 32), 5, reconstruction=False)
     assert count(network.conv) == 5 * 5 * 2 * 64 + 64
     assert count(network.primary) == (64 + 1) * 8 * 17
     assert [layer.weight.numel() for layer in network.layers] == [9 * 8 * 16 * 16, 9 * 16 * 16 * 16, 16 * 5 * 16]
     assert count(network) == 68_754
     # From one image of the pair it would be 67,154. The betas are 74 of them.
-    assert count(MatrixCapsuleNetwork((1, 32, 32), 5)) == 67_154
+    assert count(MatrixCapsuleNetwork((1, 32, 32), 5, reconstruction=False)) == 67_154
 
 
 def test_the_papers_large_network():
     # The paper says 310K; weights without biases and betas are 315,680 for one image, 316,480 for the pair.
-    assert count(MatrixCapsuleNetwork((2, 32, 32), 5, sizes=LARGE_SIZES)) == 317_194
+    network = create_model("matrix-large", image_shape=(2, 32, 32), classes=5, reconstruction=False)
+    assert count(network) == network.numbers() == 317_194
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 17, 30), (2, 32, 32)])
 @pytest.mark.parametrize("decoder", [False, True])
 def test_any_image_shape_and_number_of_classes(shape, decoder):
-    network = MatrixCapsuleNetwork(shape, 7, sizes=TINY, decoder=decoder, present=2)
+    network = MatrixCapsuleNetwork(shape, 7, matrix_sizes=TINY, reconstruction=decoder, labels_per_image=2)
     images = torch.rand(2, *shape)
     primary = network.primary_capsules(images)
     rows, columns, types = network.map_shape
@@ -40,7 +41,7 @@ def test_any_image_shape_and_number_of_classes(shape, decoder):
     assert primary.activations.shape == (2, rows * columns * types)
     output = network(images, torch.tensor([[0, 1], [6, 5]]))
     assert output.capsules.poses.shape == (2, 7, 16)
-    assert network.predict(output.capsules).shape == (2, 2)
+    assert network.found(output.capsules).shape == network.predict(images).labels.shape == (2, 2)
     if decoder:
         assert output.reconstructions is not None
         assert output.reconstructions.shape == network.reconstruct(output.capsules).shape == (2, 2, *shape)
@@ -51,11 +52,11 @@ def test_any_image_shape_and_number_of_classes(shape, decoder):
 def test_an_image_too_small_is_told_the_smallest_size():
     with pytest.raises(UserError, match="smallest size is 17x17"):
         MatrixCapsuleNetwork((1, 28, 16), 10)
-    MatrixCapsuleNetwork((1, 17, 17), 10, sizes=TINY)
+    MatrixCapsuleNetwork((1, 17, 17), 10, matrix_sizes=TINY)
 
 
 def test_capsules_are_numbered_by_row_column_and_type():
-    network = MatrixCapsuleNetwork((1, 20, 24), 5, sizes=TINY)
+    network = MatrixCapsuleNetwork((1, 20, 24), 5, matrix_sizes=TINY)
     images = torch.rand(1, 1, 20, 24)
     at_places = network.primary(network.conv(images).relu())
     rows, columns, types = network.map_shape
@@ -65,14 +66,14 @@ def test_capsules_are_numbered_by_row_column_and_type():
 
 
 def test_the_coordinates_are_the_centres_of_the_receptive_fields():
-    network = MatrixCapsuleNetwork((1, 25, 33), 5, sizes=TINY)
+    network = MatrixCapsuleNetwork((1, 25, 33), 5, matrix_sizes=TINY)
     offsets = network.layers[2].offsets
     rows, columns = offsets.shape[2:4]
     for row, column in [(0, 0), (rows - 1, columns - 1)]:
         # The pixels that a place depends on, found by differentiation, are centred where the offsets say.
         images = torch.rand(1, 1, 25, 33, requires_grad=True)
         capsules = network.primary_capsules(images)
-        poses, activations = (each.view(1, *network.map_shape, *each.shape[2:]) for each in capsules[:2])
+        poses, activations = (tensor.view(1, *network.map_shape, *tensor.shape[2:]) for tensor in capsules[:2])
         for layer in network.layers[:2]:
             # A plain sum over the windows, as competition lets every place depend on its neighbours.
             poses, activations = layer._windows(poses).sum((-1, -2)), layer._windows(activations).sum((-1, -2))
@@ -84,7 +85,7 @@ def test_the_coordinates_are_the_centres_of_the_receptive_fields():
 
 
 def test_an_image_does_not_depend_on_its_neighbours():
-    network = MatrixCapsuleNetwork((1, 21, 21), 5, sizes=TINY).eval()
+    network = MatrixCapsuleNetwork((1, 21, 21), 5, matrix_sizes=TINY).eval()
     images = torch.rand(4, 1, 21, 21)
     together, alone = network(images).capsules, network(images[2:3]).capsules
     torch.testing.assert_close(together.poses[2:3], alone.poses, atol=1e-5, rtol=1e-4)
@@ -94,42 +95,31 @@ def test_an_image_does_not_depend_on_its_neighbours():
 @pytest.mark.parametrize("images", [torch.zeros(2, 1, 20, 20), torch.ones(2, 1, 20, 20)])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_blank_images_have_finite_gradients(images, autocast):
-    network = MatrixCapsuleNetwork((1, 20, 20), 5, sizes=TINY)
+    network = MatrixCapsuleNetwork((1, 20, 20), 5, matrix_sizes=TINY, reconstruction=False)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         activations = network(images).capsules.activations
-    spread_loss(activations, multi_hot(torch.tensor([[0], [1]]), 5), margin=0.9).backward()
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in network.parameters())
+    spread_loss(activations, torch.tensor([[0], [1]]), margin=0.9).backward()
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in network.parameters())
 
 
 def test_the_weights_make_a_round_trip():
-    network, other = (MatrixCapsuleNetwork((1, 20, 20), 5, sizes=TINY) for _ in range(2))
+    network, other = (MatrixCapsuleNetwork((1, 20, 20), 5, matrix_sizes=TINY) for _ in range(2))
     other.load_state_dict(network.state_dict())
     images = torch.rand(2, 1, 20, 20)
     torch.testing.assert_close(other(images).capsules, network(images).capsules)
     torch.testing.assert_close(network.folded()(images).capsules.poses, network(images).capsules.poses)
 
 
-def test_spread_loss_by_loops():
-    activations, present = torch.rand(3, 4), torch.tensor([[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1.0]])
-    total = 0.0
-    for image in range(3):
-        for right in range(4):
-            for wrong in range(4):
-                if present[image, right] and not present[image, wrong]:
-                    lead = float(activations[image, right] - activations[image, wrong])
-                    total += max(0.0, 0.4 - lead) ** 2
-    assert spread_loss(activations, present, margin=0.4).item() == pytest.approx(total / 3)
-
-
-def test_the_margin_grows_and_then_stays():
-    margins = [spread_margin(step / 9) for step in range(12)]
-    assert margins[0] == 0.2
-    assert margins[9:] == pytest.approx([0.9, 0.9, 0.9])
-    assert margins == sorted(margins)
+def test_its_loss_is_the_spread_loss_with_a_growing_margin():
+    network = MatrixCapsuleNetwork((1, 20, 20), 5, matrix_sizes=TINY)
+    capsules, labels = network(torch.rand(3, 1, 20, 20)).capsules, torch.tensor([0, 4, 2])
+    for progress in (0.0, 0.5, 1.0):
+        expected = spread_loss(capsules.activations, labels, margin=spread_margin(progress))
+        torch.testing.assert_close(network.loss(capsules, labels, progress), expected)
 
 
 def test_learns_to_tell_two_patterns_apart():
-    network = MatrixCapsuleNetwork((1, 17, 17), 2, sizes=TINY)
+    network = MatrixCapsuleNetwork((1, 17, 17), 2, matrix_sizes=TINY)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
     for step in range(40):
@@ -138,8 +128,8 @@ def test_learns_to_tell_two_patterns_apart():
         images[:, 0, 4:13, 8] += labels.float()  # one class is a vertical bar, the other a horizontal one
         images[:, 0, 8, 4:13] += 1 - labels.float()
         output = network(images)
-        loss = spread_loss(output.capsules.activations, multi_hot(labels, 2), margin=spread_margin(step / 40))
+        loss = network.loss(output.capsules, labels, step / 40)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert (network.predict(output.capsules) == labels).float().mean() > 0.9
+    assert (network.found(output.capsules) == labels).float().mean() > 0.9

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.ops import conv_pair, taps_first, transform_kernel
+from torchcaps.ops import compiled, conv_pair, taps_first, transform_kernel
 from torchcaps.ops.conv_pair import bilinear_conv_pair
+from torchcaps.ops.plan import Shape, pays, supported
 
 # (batch, image channels, rows, cols, hidden channels, outputs, first kernel, second kernel, stride)
 SHAPES = [
@@ -20,16 +21,46 @@ SHAPES = [
 ]
 
 
-def reference_pair(images: Tensor, *parameters: Tensor | None, stride: int, negative_slope: float = 0.0) -> Tensor:
+# The same for the compiled kernels, which want whole vectors of channels, with padding at the end
+VECTOR_SHAPES = [
+    (3, 1, 28, 28, 16, 24, 9, 9, 2, 0),
+    (2, 1, 36, 36, 8, 8, 9, 9, 2, 0),
+    (2, 3, 24, 24, 72, 8, 9, 9, 2, 4),  # "same"; channels that are no multiple of a block
+    (1, 3, 32, 32, 8, 64, 9, 9, 2, 0),
+    (1, 2, 31, 27, 8, 8, 9, 9, 2, 0),
+    (2, 2, 21, 40, 16, 8, 5, 7, 3, 1),
+    (5, 1, 12, 13, 8, 8, 3, 5, 1, 2),
+    (1, 1, 9, 11, 8, 8, 3, 3, 2, 0),
+]
+
+
+def reference_pair(
+    images: Tensor, *parameters: Tensor | None, stride: int, padding: int = 0, negative_slope: float = 0.0
+) -> Tensor:
     weight1, bias1, weight2, bias2 = parameters
     assert weight1 is not None
     assert weight2 is not None
-    hidden = F.leaky_relu(F.conv2d(images, weight1, bias1), negative_slope)
-    return F.conv2d(hidden, weight2, bias2, stride).permute(0, 2, 3, 1)
+    hidden = F.leaky_relu(F.conv2d(images, weight1, bias1, padding=padding), negative_slope)
+    return F.conv2d(hidden, weight2, bias2, stride, padding).permute(0, 2, 3, 1)
+
+
+def relative(result: Tensor, reference: Tensor) -> float:
+    """rms error over rms value."""
+    return float((result.detach().double() - reference.detach()).norm() / reference.detach().norm())
+
+
+@pytest.fixture(params=["compiled", "reference"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to compute in float32."""
+    if request.param == "reference":
+        monkeypatch.setattr(compiled, "native", lambda: None)
+    elif compiled.native() is None:
+        pytest.skip("there are no compiled kernels here")
+    return str(request.param)
 
 
 def problem(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    batch, image_channels, rows, cols, hidden, outputs, kernel1, kernel2, _ = shape
+    batch, image_channels, rows, cols, hidden, outputs, kernel1, kernel2 = shape[:8]
     torch.manual_seed(0)
     return [
         torch.rand(batch, image_channels, rows, cols, dtype=dtype),
@@ -68,6 +99,135 @@ def test_float32_rounding() -> None:
     references = torch.autograd.grad(reference, doubles, upstream.double())
     for ours, exact in zip((result, *gradients), (reference, *references)):
         assert float((ours.detach() - exact.detach()).norm() / exact.detach().norm()) < 2e-4
+
+
+@pytest.mark.parametrize("negative_slope", [0.0, 0.2])
+@pytest.mark.parametrize("shape", VECTOR_SHAPES, ids=str)
+@pytest.mark.usefixtures("path")
+def test_float32_with_whole_vectors(shape: tuple[int, ...], negative_slope: float) -> None:
+    leaves = [tensor.requires_grad_() for tensor in problem(shape, torch.float32)]
+    doubles = [tensor.detach().double().requires_grad_() for tensor in leaves]
+    stride, padding = shape[8:]
+    options = {"stride": stride, "padding": padding, "negative_slope": negative_slope}
+    result, reference = bilinear_conv_pair(*leaves, **options), reference_pair(*doubles, **options)
+    assert result.shape == reference.shape
+    assert result.is_contiguous()
+    upstream = torch.randn_like(result)
+    gradients = torch.autograd.grad(result, leaves, upstream)
+    references = torch.autograd.grad(reference, doubles, upstream.double())
+    assert all(relative(*pair) < 2e-4 for pair in zip((result, *gradients), (reference, *references)))
+
+
+@pytest.mark.parametrize("padding", [1, 2, 4, 7])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_padding(shape: tuple[int, ...], padding: int) -> None:
+    leaves = [tensor.requires_grad_() for tensor in problem(shape)]
+    options = {"stride": shape[-1], "padding": padding, "negative_slope": 0.2}
+    result, reference = bilinear_conv_pair(*leaves, **options), reference_pair(*leaves, **options)
+    torch.testing.assert_close(result, reference, rtol=1e-9, atol=1e-9)
+    upstream = torch.randn_like(reference)
+    torch.testing.assert_close(
+        torch.autograd.grad(result, leaves, upstream),
+        torch.autograd.grad(reference, leaves, upstream),
+        rtol=1e-9,
+        atol=1e-8,
+    )
+
+
+def test_padding_of_the_fallback() -> None:
+    tensors = problem(SHAPES[2])
+    assert torch.equal(conv_pair(*tensors, stride=2, padding=4), reference_pair(*tensors, stride=2, padding=4))
+
+
+def test_inputs_smaller_than_the_stride_are_left_to_the_fallback() -> None:
+    """Some phase of a single padded row would have no samples at all."""
+    tensors = problem((64, 1, 1, 30, 64, 64, 9, 9, 2))
+    assert not supported(Shape.of(64, (1, 30), tensors[3], 2, padding=4))
+    options = {"stride": 2, "padding": 4}
+    assert torch.equal(conv_pair(*tensors, **options), reference_pair(*tensors, **options))
+
+
+def test_the_padded_network_is_on_the_fast_path() -> None:
+    """24x24 crops stay 24x24 and become 12x12."""
+    shape = Shape.of(128, (24, 24), torch.empty(512, 256, 9, 9, device="meta"), 2, padding=4)
+    assert shape.size == (12, 12)
+    assert pays(shape)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("path")
+def test_results_are_the_same_bit_by_bit(threads: int) -> None:
+    leaves = [tensor.requires_grad_() for tensor in problem((7, 1, 28, 28, 64, 32, 9, 9, 2), torch.float32)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        runs = []
+        for _ in range(3):
+            result = bilinear_conv_pair(*leaves, stride=2)
+            runs.append((result, *torch.autograd.grad(result.square().sum(), leaves)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for run in runs[1:] for pair in zip(run, runs[0]))
+
+
+@pytest.mark.usefixtures("path")
+def test_tensors_that_are_not_contiguous() -> None:
+    leaves = problem((3, 2, 28, 28, 16, 24, 9, 9, 2), torch.float32)
+    expected = bilinear_conv_pair(*leaves, stride=2)
+    strided = [tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in leaves]
+    strided[2], strided[4] = (torch.stack((tensor, tensor), 1)[:, 0] for tensor in (leaves[2], leaves[4]))
+    torch.testing.assert_close(bilinear_conv_pair(*strided, stride=2), expected, rtol=1e-3, atol=1e-3)
+    for tensor in strided:
+        tensor.requires_grad_()
+    upstream = torch.randn(24, 6, 6, 3).permute(3, 1, 2, 0)
+    gradients = torch.autograd.grad(bilinear_conv_pair(*strided, stride=2), strided, upstream)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in leaves]
+    references = torch.autograd.grad(reference_pair(*doubles, stride=2), doubles, upstream.double())
+    assert all(relative(*pair) < 2e-4 for pair in zip(gradients, references))
+
+
+@pytest.mark.parametrize("needed", range(5))
+@pytest.mark.usefixtures("path")
+def test_one_gradient_alone_in_float32(needed: int) -> None:
+    leaves = problem(VECTOR_SHAPES[4], torch.float32)
+    doubles = [tensor.double() for tensor in leaves]
+    leaves[needed].requires_grad_()
+    doubles[needed].requires_grad_()
+    (alone,) = torch.autograd.grad(bilinear_conv_pair(*leaves, stride=2).sum(), leaves[needed])
+    (reference,) = torch.autograd.grad(reference_pair(*doubles, stride=2).sum(), doubles[needed])
+    assert relative(alone, reference) < 2e-4
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+@pytest.mark.parametrize("padding", [0, 4])
+@pytest.mark.usefixtures("path")
+def test_a_transformed_kernel_in_float32(batch: int, padding: int) -> None:
+    images, *parameters = problem((batch, 1, 28, 28, 16, 24, 9, 9, 2), torch.float32)
+    doubles = [tensor.double() for tensor in (images, *parameters)]
+    size = (14, 14) if padding else (6, 6)
+    kernel = transform_kernel(parameters[2], stride=2, size=size)
+    result = conv_pair(images, *parameters, stride=2, padding=padding, kernel=kernel)
+    assert relative(result, reference_pair(*doubles, stride=2, padding=padding)) < 2e-4
+
+
+@pytest.mark.usefixtures("path")
+def test_a_second_backward_in_float32() -> None:
+    leaves = [tensor.requires_grad_() for tensor in problem(VECTOR_SHAPES[0], torch.float32)]
+    result = bilinear_conv_pair(*leaves, stride=2)
+    once = torch.autograd.grad(result.sum(), leaves, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), leaves), once, rtol=0, atol=0)
+
+
+def test_memory_that_the_kernels_write_is_never_read_before() -> None:
+    """Deterministic mode fills it with NaN."""
+    leaves = [tensor.requires_grad_() for tensor in problem(VECTOR_SHAPES[2], torch.float32)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        result = bilinear_conv_pair(*leaves, stride=2, padding=4)
+        gradients = torch.autograd.grad(result.sum(), leaves)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(tensor.isfinite().all() for tensor in (result, *gradients))
 
 
 @pytest.mark.parametrize("needed", range(5))

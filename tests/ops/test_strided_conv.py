@@ -59,6 +59,17 @@ def test_is_the_convolution(shape: tuple[int, ...]) -> None:
         assert relative(result, reference) < 1e-11
 
 
+@pytest.mark.parametrize("padding", [1, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_padding(shape: tuple[int, ...], padding: int) -> None:
+    (x, weight, bias), _ = problem(shape, torch.float64)
+    stride = shape[-1]
+    upstream = torch.randn_like(F.conv2d(x, weight, bias, stride, padding))
+    ours = with_gradients(lambda *each: bilinear_conv2d(*each, stride, padding=padding), [x, weight, bias], upstream)
+    exact = with_gradients(lambda *each: F.conv2d(*each, stride, padding), [x, weight, bias], upstream)
+    assert all(relative(*pair) < 1e-11 for pair in zip(ours, exact))
+
+
 @pytest.mark.parametrize("size", range(1, 13))
 def test_float32_rounding(size: int) -> None:
     """Under 2e-4 rms relative for every tile that 9x9 kernels with stride 2 can get, forward and backward."""

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-
-from torchcaps.errors import UserError
 from torchcaps.reproduce.budgets import BUDGETS, differences
 from torchcaps.reproduce.cells import all_cells, select
 from torchcaps.reproduce.paper import BENCHMARKS, METHODS
+
+from torchcaps.errors import UserError
 
 ROOT = Path("cells")
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torchcaps.train.environment import usable_cores
 
 from commands import command_environment
 from torchcaps.cli import main
-from torchcaps.train.environment import usable_cores
 
 SMOKE = ("--budget", "smoke", "--out", "out", "--threads", "1")
 

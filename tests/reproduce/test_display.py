@@ -1,11 +1,11 @@
 import io
 
 from rich.console import Console
-
-from pretend import finish
 from torchcaps.reproduce.cells import all_cells
 from torchcaps.reproduce.display import CellDisplay
 from torchcaps.train import RunFolder
+
+from pretend import finish
 
 
 def display_of(cells, **console) -> tuple[CellDisplay, io.StringIO]:

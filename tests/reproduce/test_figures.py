@@ -1,13 +1,13 @@
 """Numbers of the report against cells whose results are known."""
 
 import pytest
-
-from pretend import finish
 from torchcaps.reproduce import figures
 from torchcaps.reproduce.cells import all_cells
 from torchcaps.reproduce.figures import Comparison
 from torchcaps.reproduce.paper import BENCHMARKS
 from torchcaps.reproduce.report import Report
+
+from pretend import finish
 
 MNIST = BENCHMARKS["mnist"]
 

@@ -3,8 +3,13 @@ import math
 import pytest
 import torch
 
-from torchcaps.routing import ClusteringRouting, DenseVotes, LinearVotes, clustering_objective, clustering_routing
-from torchcaps.routing.clustering import best_coefficients, best_directions
+from torchcaps.routing import ClusteringRouting, DenseVotes, LinearVotes
+from torchcaps.routing.clustering import (
+    best_coefficients,
+    best_directions,
+    clustering_objective,
+    clustering_routing,
+)
 
 
 def test_three_iterations_by_loops():
@@ -16,7 +21,7 @@ def test_three_iterations_by_loops():
         directions = [total / math.sqrt(float(total @ total)) for total in totals]
         for i in range(4):
             raised = [shares[i][j] * math.exp(float(votes[i, j] @ directions[j]) / alpha) for j in range(3)]
-            shares[i] = [each / sum(raised) for each in raised]
+            shares[i] = [share / sum(raised) for share in raised]
     totals = [sum(shares[i][j] * votes[i, j] for i in range(4)) for j in range(3)]
     lengths = [math.sqrt(float(total @ total)) for total in totals]
 
@@ -80,7 +85,7 @@ def test_without_votes_equals_with_votes_and_so_do_the_gradients():
     outcomes = [clustering_routing(votes).poses for votes in (linear, DenseVotes(linear.dense()))]
     torch.testing.assert_close(*outcomes)
     upstream = torch.randn_like(outcomes[0])
-    gradients = [torch.autograd.grad(each, [poses, weight], upstream, retain_graph=True) for each in outcomes]
+    gradients = [torch.autograd.grad(outcome, [poses, weight], upstream, retain_graph=True) for outcome in outcomes]
     torch.testing.assert_close(*gradients)
 
 
@@ -96,9 +101,9 @@ def test_nothing_overflows(scale, autocast):
     weight = torch.randn(6, 4, 5, 3).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         routed = clustering_routing(LinearVotes(poses, weight))
-        assert all(each.isfinite().all() for each in routed)
+        assert all(tensor.isfinite().all() for tensor in routed)
         gradients = torch.autograd.grad(routed.activations.sum(), [poses, weight])
-    assert all(each.isfinite().all() for each in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
     assert (routed.activations <= 1).all()
 
 

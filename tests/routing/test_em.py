@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.layers import CapsuleLayer
-from torchcaps.routing import DenseVotes, EMRouting, em_routing
-from torchcaps.routing.em import inverse_temperatures
+from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.routing import DenseVotes, EMRouting
+from torchcaps.routing.em import em_routing, inverse_temperatures
 
 
 def naive_em_routing(
@@ -90,7 +90,9 @@ def test_the_relative_cost_does_not_depend_on_the_size_of_the_layer():
     # Every input capsule twice over, and every component of the votes twice over where only one iteration counts.
     doubled = em_routing(votes.repeat(1, 2, 1, 1), activations.repeat(1, 2), beta_a, beta_u, **settings)
     torch.testing.assert_close(doubled.activations, routed.activations)
-    once = [em_routing(each, activations, beta_a, beta_u, iterations=1, **settings) for each in (votes, votes.tile(2))]
+    once = [
+        em_routing(given, activations, beta_a, beta_u, iterations=1, **settings) for given in (votes, votes.tile(2))
+    ]
     torch.testing.assert_close(once[0].activations, once[1].activations)
 
 
@@ -137,7 +139,7 @@ def test_votes_that_agree_turn_a_capsule_on_and_move_to_it():
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_gradients(relative, iterations):
-    inputs = [each.requires_grad_() for each in problem(2, I=4, J=3, E=2)]
+    inputs = [tensor.requires_grad_() for tensor in problem(2, I=4, J=3, E=2)]
     settings = {"iterations": iterations, "relative": relative, "inverse_temperature": 0.5}
     assert torch.autograd.gradcheck(lambda *given: em_routing(*given, **settings)[:2], inputs)
 
@@ -183,12 +185,12 @@ def test_nothing_overflows(spoil, autocast, relative):
     inputs = [votes, activations, beta_a, beta_u]
     if autocast:
         inputs[:2] = votes.bfloat16(), activations.bfloat16()
-    inputs = [each.requires_grad_() for each in inputs]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         routed = em_routing(*inputs, relative=relative, inverse_temperature=4.0 if relative else 0.01, decay=0.5)
-        assert all(each.isfinite().all() for each in routed)
+        assert all(tensor.isfinite().all() for tensor in routed)
         gradients = torch.autograd.grad(routed.activations.sum() + routed.poses.mean(), inputs)
-    assert all(each.isfinite().all() for each in gradients)
+    assert all(tensor.isfinite().all() for tensor in gradients)
 
 
 def test_is_computed_in_float32_under_autocast():
@@ -200,13 +202,13 @@ def test_is_computed_in_float32_under_autocast():
 
 
 def test_parameters_of_low_precision_give_capsules_of_low_precision():
-    inputs = [each.bfloat16() for each in problem(2)]
+    inputs = [tensor.bfloat16() for tensor in problem(2)]
     routed = em_routing(*inputs)
-    assert {each.dtype for each in routed} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in routed} == {torch.bfloat16}
 
 
 def test_the_backward_pass_keeps_one_tensor_of_the_size_of_the_votes():
-    inputs = [each.requires_grad_() for each in problem(4, I=30, J=5, E=16)]
+    inputs = [tensor.requires_grad_() for tensor in problem(4, I=30, J=5, E=16)]
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -235,7 +237,7 @@ def test_the_layer_learns_one_pair_of_betas_for_each_output_capsule():
     assert routed.poses.shape == routed.totals.shape == (2, 3, 5)
     assert ((routed.activations > 0) & (routed.activations < 1)).all()
     routed.activations.sum().backward()
-    assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in layer.parameters())
+    assert all(tensor.grad is not None and tensor.grad.abs().sum() > 0 for tensor in layer.parameters())
 
 
 def test_an_image_does_not_depend_on_its_neighbours():

@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
-from torchcaps.data import Batch
-from torchcaps.models import CapsuleNetwork
-from torchcaps.routing import ROUTINGS, make_routing
-from torchcaps.train import TrainOptions
-from torchcaps.train.algorithm import AlternatingTrainer
+from torchcaps.data.splits import Batch
+from torchcaps.models.capsnet import CapsuleNetwork
+from torchcaps.routing import ROUTINGS
+from torchcaps.routing.config import RoutingConfig
+from torchcaps.training.algorithm import AlternatingTrainer
+from torchcaps.training.config import OptimiserConfig, TrainingConfig
 
 
 def some_batch() -> Batch:
@@ -21,13 +22,14 @@ def some_batch() -> Batch:
 def learn(fabric: Fabric, name: str) -> dict[str, torch.Tensor]:
     """Two steps on this process's share of the batch, in float64 so that only the mathematics can differ."""
     torch.manual_seed(1)
-    network = CapsuleNetwork((1, 20, 20), 3, [make_routing(name)], conv_channels=4, primary_capsules=2).double()
-    trainer = AlternatingTrainer(fabric, network, TrainOptions(routing=name, warmup=0), total_steps=10)
+    config = TrainingConfig(routing=RoutingConfig(name=name), optimiser=OptimiserConfig(warmup=0))
+    network = CapsuleNetwork((1, 20, 20), 3, config.routing.build(), conv_channels=4, primary_capsules=2).double()
+    trainer = AlternatingTrainer(fabric, network, config, total_steps=10)
     share = slice(fabric.global_rank, None, fabric.world_size)
-    batch = Batch(*(each[share] for each in some_batch()))
+    batch = Batch(*(tensor[share] for tensor in some_batch()))
     for step in range(2):
         trainer.step(batch, step)
-    return {key: each.detach().clone() for key, each in network.state_dict().items()}
+    return {key: tensor.detach().clone() for key, tensor in network.state_dict().items()}
 
 
 def learn_all(fabric: Fabric) -> dict[str, dict[str, torch.Tensor]]:

@@ -42,7 +42,7 @@ def test_agreement_is_the_inner_product():
 def test_both_sums_pass_gradcheck():
     poses, weight = torch.randn(B, I, D).double(), torch.randn(I, D, J, E).double()
     coefficients, outputs = torch.randn(B, I, J).double(), torch.randn(B, J, E).double()
-    inputs = [each.requires_grad_() for each in (poses, weight, coefficients)]
+    inputs = [tensor.requires_grad_() for tensor in (poses, weight, coefficients)]
     assert gradcheck(lambda u, w, c: LinearVotes(u, w).combine(c), inputs)
     shared = torch.randn(I, J).double().requires_grad_()
     assert gradcheck(lambda u, w, b: LinearVotes(u, w).combine(b), [poses, weight, shared])
@@ -52,7 +52,7 @@ def test_both_sums_pass_gradcheck():
 
 def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
     poses, weight, shared = torch.randn(B, I, D).double(), torch.randn(I, D, J, E).double(), torch.randn(I, J).double()
-    inputs = [each.requires_grad_() for each in (poses, weight, shared)]
+    inputs = [tensor.requires_grad_() for tensor in (poses, weight, shared)]
     outcomes = []
     for chunk in (1, 2 * D * J * E, 10**6):  # one input capsule, two of six, all at once
         monkeypatch.setattr("torchcaps.ops.linear_votes.CHUNK", chunk)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from torchcaps.errors import UserError
 from torchcaps import CapsuleNetwork, L1Routing, load
+from torchcaps.errors import UserError
 from torchcaps.models.cnn import ConvolutionalNetwork
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.trained.prune import prune

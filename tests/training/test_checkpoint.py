@@ -6,7 +6,6 @@ import torch
 from torchcaps.errors import UserError
 from torchcaps.training.checkpoint import Checkpoints
 
-
 SETTINGS = {"run.seed": 0, "ascent.gamma": 0.1}
 
 

@@ -20,6 +20,7 @@ class Decoder(nn.Module):
         image_shape: (C, H, W) of what is drawn.
         hidden: widths of the layers in between.
 
+    >>> import torch
     >>> Decoder(10, 16, (1, 28, 28))(torch.rand(2, 10, 16), torch.tensor([[3], [5]])).shape
     torch.Size([2, 1, 1, 28, 28])
     """

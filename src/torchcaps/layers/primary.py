@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.functional import Capsules, capsules_from_totals
-from torchcaps.ops import TransformedKernel, conv_pair, strided_conv2d, taps_first, transform_kernel
+from torchcaps.functional import Capsules
+from torchcaps.ops import TransformedKernel, conv_pair, strided_conv2d, transform_kernel
+from torchcaps.ops.squash import squashed_capsules
 from torchcaps.settings import SettingError
 
 
 def _group(places: Tensor, size: int) -> Capsules:
     """Channels-last feature maps (B, H, W, types * size) -> capsules (B, H * W * types, size)."""
-    return capsules_from_totals(places.reshape(places.shape[0], -1, size))
+    return squashed_capsules(places.reshape(places.shape[0], -1, size))
 
 
 class PrimaryCapsules(nn.Module):
@@ -87,15 +88,14 @@ class ImageCapsules(nn.Module):
         image_channels, *sides = image_shape
         self.first = nn.Conv2d(image_channels, channels, kernel, padding=self.padding)
         self.second = nn.Conv2d(channels, types * size, kernel, self.STRIDE, padding=self.padding)
-        self.second.weight = nn.Parameter(taps_first(self.second.weight))
         grow = 2 * self.padding - kernel
         rows, columns = ((side + grow + 1 + grow) // self.STRIDE + 1 for side in sides)
         if min(rows, columns) < 1:
-            smallest = 2 * kernel - 1 - 4 * self.padding
+            smallest = -2 * grow - 1
             raise SettingError(
                 "image_shape",
-                f"of {sides[0]}x{sides[1]} is too small for two {kernel}x{kernel} convolutions: the smallest size is "
-                f"{smallest}x{smallest}. Enlarge the images, or choose a smaller kernel",
+                f"is too small for two {kernel}x{kernel} convolutions: images have {sides[0]}x{sides[1]} pixels, "
+                f"and the smallest size is {smallest}x{smallest}. Enlarge them, or choose a smaller kernel",
             )
         self.map_shape = (rows, columns, types)
         self._transformed: TransformedKernel | None = None
@@ -131,6 +131,7 @@ class ImageCapsules(nn.Module):
             self.second.weight,
             self.second.bias,
             stride=self.STRIDE,
+            padding=self.padding,
             negative_slope=self.negative_slope,
             kernel=self._transformed,
         )  # (B, H', W', types * size)

@@ -120,7 +120,8 @@ class Network(nn.Module, ABC):
         """Images of any size, grey or colour, as this network wants them.
 
         Args:
-            images: one or several, bytes or numbers in [0, 1]; (H, W), (H, W, C), (C, H, W), or a batch of these.
+            images: one or several, bytes or numbers in [0, 1]; (H, W), (H, W, C), (C, H, W), or a batch of these. Three
+                images (3, H, W) would be taken for one in colour: give grey batches as (B, 1, H, W).
 
         Returns:
             (B, C, H, W)
@@ -205,7 +206,8 @@ def as_task(
 
 def prepared(images: Tensor | np.ndarray, task: TaskConfig) -> Tensor:
     """Images of any size as the network of this task wants them; see :meth:`Network.prepare`."""
-    tensor = torch.as_tensor(images)
+    # A copy, because torch takes neither arrays that are read backwards nor, without a warning, those of Pillow.
+    tensor = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
     if tensor.dtype == torch.uint8:
         tensor = tensor.float() / 255
     if not tensor.is_floating_point():
@@ -232,18 +234,21 @@ def standardised(images: Tensor) -> Tensor:
 def _channels_first(images: Tensor, channels: int) -> Tensor:
     """(H, W), (B, H, W), channels first or last, with or without a batch -> (B, C, H, W)."""
     shape = tuple(images.shape)
+    known = {1, 3, channels}
     if images.ndim == 2:
         images = images[None, None]
     elif images.ndim == 3:
-        if shape[0] in (1, 3):
+        if shape[0] in known:
             images = images[None]
-        elif shape[2] in (1, 3):
+        elif shape[2] in known:
             images = images.permute(2, 0, 1)[None]
+        elif shape[2] == 4:
+            raise ValueError(f"images of shape {shape} have an alpha channel: convert them to RGB")
         else:
             images = images[:, None]
-    elif images.ndim == 4 and shape[1] not in (1, 3):
+    elif images.ndim == 4 and shape[1] not in known:
         images = images.permute(0, 3, 1, 2)
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
+    if images.ndim != 4 or images.shape[1] not in ({channels} if channels not in (1, 3) else known):
         raise ValueError(f"images of shape {shape} are neither grey nor colour")
     if images.shape[1] == channels:
         return images

@@ -10,6 +10,7 @@ from typing import Any, Self, cast, final
 import torch
 from torch import Tensor, nn
 
+from torchcaps.errors import UserError
 from torchcaps.functional import Capsules
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
@@ -97,7 +98,11 @@ class CapsuleNetwork(Network):
         rows, columns, types = self.map_shape
         kept = None if config.kept_capsules is None else torch.tensor(config.kept_capsules)
         self.register_buffer("kept", kept, persistent=False)
-        inputs = rows * columns * types if kept is None else len(kept)
+        inputs = rows * columns * types
+        if config.kept_capsules is not None:
+            if not config.kept_capsules or max(config.kept_capsules) >= inputs:
+                raise SettingError("kept_capsules", f"must be numbers below {inputs}, and at least one")
+            inputs = len(config.kept_capsules)
         classes = len(task.classes)
         sizes = [(inputs, config.primary_size), *config.layers, (classes, config.class_size)]
         routings = _one_each(routing, len(sizes) - 1)
@@ -145,8 +150,11 @@ class CapsuleNetwork(Network):
         )
 
     def routing_config(self) -> RoutingConfig:
-        routing = cast(CapsuleLayer, self.layers[-1]).routing
-        return RoutingConfig(name=own_name(type(routing)), settings=routing.settings)
+        routings = [cast(CapsuleLayer, layer).routing for layer in self.layers]
+        configs = [RoutingConfig(name=own_name(type(routing)), settings=routing.settings) for routing in routings]
+        if any(config != configs[-1] for config in configs):
+            raise UserError("The layers of this network have different routings, and a file can name one only.")
+        return configs[-1]
 
 
 def _front(

@@ -30,7 +30,7 @@ class ConvolutionalNetwork(Network):
         settings: sizes, by the names of :class:`torchcaps.models.config.CnnConfig`.
 
     >>> ConvolutionalNetwork((1, 28, 28), 10).numbers()
-    8346746
+    8217338
     """
 
     config: CnnConfig

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torchcaps.routing.config import RoutingConfig
-from torchcaps.settings import SettingError, Settings, setting
+from torchcaps.settings import SettingError, Settings, setting, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +49,13 @@ class TaskConfig(Settings):
     def check(self) -> None:
         if len(self.classes) < 2:
             raise SettingError("classes", f"must be at least 2, not {len(self.classes)}")
+        if self.labels_per_image > len(self.classes):
+            raise SettingError("labels_per_image", f"must be at most {len(self.classes)}, the number of classes")
         channels = self.image_shape[0]
+        if self.source_shape is not None and (
+            self.source_shape[0] != channels or any(map(operator.lt, self.source_shape, self.image_shape))
+        ):
+            raise SettingError("source_shape", f"{self.source_shape} does not hold images of {self.image_shape}")
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, channels):
                 raise SettingError(name, f"must have one number, or one for each of {channels} channels")
@@ -73,17 +80,18 @@ class ModelConfig(Settings):
 
     @classmethod
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
-        if cls is not ModelConfig:
-            return super().from_mapping(values, where=where)
         if not isinstance(values, Mapping):
-            raise SettingError(where or "model", "must be names with values")
-        name = values.get("name", CapsNetConfig.name)
-        if name not in MODELS:
+            raise SettingError(where or "model", f"must be names with values, not {shown(values)}")
+        kinds = MODELS if cls is ModelConfig else {cls.name: cls}
+        name = values.get("name", next(iter(kinds)))  # the paper's is the first
+        if not isinstance(name, str) or name not in kinds:
             raise SettingError(
-                f"{where}.name" if where else "name", f"must be one of {', '.join(MODELS)}, not {name!a}"
+                f"{where}.name" if where else "name", f"must be one of {', '.join(kinds)}, not {shown(name)}"
             )
         rest = {key: value for key, value in values.items() if key != "name"}
-        return MODELS[name].from_mapping(rest, where=where)  # type: ignore[return-value]
+        if cls is not ModelConfig:
+            return super().from_mapping(rest, where=where)
+        return kinds[name].from_mapping(rest, where=where)  # type: ignore[return-value]
 
     def to_mapping(self) -> dict[str, Any]:
         return {"name": self.name, **super().to_mapping()}

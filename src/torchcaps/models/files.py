@@ -15,7 +15,7 @@ from torchcaps.models.base import Network
 from torchcaps.models.config import ModelConfig, Own, TaskConfig
 from torchcaps.routing.base import Routing
 from torchcaps.routing.config import RoutingConfig
-from torchcaps.settings import Settings, setting
+from torchcaps.settings import SettingError, Settings, setting
 from torchcaps.storage import read_tensors
 
 MODEL_FILE = "model.safetensors"
@@ -72,9 +72,17 @@ def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], ow
     """The network that a file describes, built only if its tensors are those of the file."""
     if "network" not in state:
         raise DamagedFile(f"{file} holds no network.")
-    description = Description.from_mapping(state["network"])
-    with torch.device("meta"):  # shapes without memory
-        expected = {name: tensor.shape for name, tensor in description.build(own).state_dict().items()}
+    try:
+        description = Description.from_mapping(state["network"])
+    except SettingError as error:
+        raise DamagedFile(f"{file} describes no network of this version of torchcaps: {error}.") from error
+    try:
+        with torch.device("meta"):  # shapes without memory
+            expected = {name: tensor.shape for name, tensor in description.build(own).state_dict().items()}
+    except UserError:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise DamagedFile(f"{file} describes a network that cannot be built: {error}.") from error
     stored = {name: tensor.shape for name, tensor in tensors.items()}
     if expected != stored:
         wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))

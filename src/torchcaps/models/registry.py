@@ -55,7 +55,7 @@ def create_model(name: str, *, classes: int | Sequence[str] = 10, **arguments: A
         arguments: those of the network's class, such as ``routing``, ``image_shape`` or ``reconstruction``.
 
     >>> create_model("capsnet-mnist", classes=5, reconstruction=False).numbers()
-    6079424
+    6072704
     """
     if name not in ARCHITECTURES:
         raise UserError(f"There is no model {name!a}: choose one of {', '.join(list_models())}.")

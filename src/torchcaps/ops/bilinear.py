@@ -76,6 +76,7 @@ class Phase:
 
     taps: int
     points: int
+    start: int  # which input is the first sample
     samples: int
     analysis: Tensor  # (points, tiles, samples)
     kernel: Tensor  # (points, taps)
@@ -87,7 +88,8 @@ class Axis:
     """A strided correlation along one axis, ``size`` outputs long, cut into ``tiles`` tiles of ``tile`` outputs.
 
     Tiles share samples, and the last one is pushed back to end with the axis. Both facts live in the zeros of
-    ``analysis`` and ``synthesis``: nothing is padded or gathered.
+    ``analysis`` and ``synthesis``: nothing is gathered. Nor is anything padded: ``analysis`` lacks the columns of the
+    samples that would be zero.
     """
 
     size: int
@@ -111,22 +113,33 @@ def taps_of_phases(kernel: int, stride: int) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def axis(size: int, tile: int, kernel: int, stride: int, dtype: torch.dtype) -> Axis:
-    """The matrices of a correlation with ``kernel`` taps and ``stride`` along one axis, ``size >= tile`` outputs."""
+def axis(
+    size: int, tile: int, kernel: int, stride: int, dtype: torch.dtype, padding: int = 0, extent: int | None = None
+) -> Axis:
+    """The matrices of a correlation with ``kernel`` taps and ``stride`` along one axis, ``size >= tile`` outputs.
+
+    ``padding`` zeros stand before the first of ``extent`` inputs, and as many as are needed after the last.
+    """
     tiles = -(-size // tile)
-    phases = tuple(_phase(size, tile, tiles, taps, dtype) for taps in taps_of_phases(kernel, stride))
-    return Axis(size, tile, tiles, phases)
+    phases = []
+    for number, taps in enumerate(taps_of_phases(kernel, stride)):
+        samples = range(number - padding, number - padding + stride * (size + taps - 1), stride)
+        inside = [index for index, place in enumerate(samples) if place >= 0 and (extent is None or place < extent)]
+        phases.append(_phase(size, tile, tiles, taps, dtype, samples, slice(inside[0], inside[-1] + 1)))
+    return Axis(size, tile, tiles, tuple(phases))
 
 
-def _phase(size: int, tile: int, tiles: int, taps: int, dtype: torch.dtype) -> Phase:
-    points, samples = tile + taps - 1, size + taps - 1
+def _phase(size: int, tile: int, tiles: int, taps: int, dtype: torch.dtype, samples: range, inside: slice) -> Phase:
+    points = tile + taps - 1
     interpolation = _tensor(inverse(evaluation(points, points)), dtype)  # (points, points)
     values = _tensor(evaluation(points, tile), dtype)  # (points, tile)
-    analysis = torch.zeros(points, tiles, samples, dtype=dtype, device="cpu")
+    analysis = torch.zeros(points, tiles, len(samples), dtype=dtype, device="cpu")
     synthesis = torch.zeros(size, points, tiles, dtype=dtype, device="cpu")
     for t in range(tiles):
         start = min(t * tile, size - tile)
         analysis[:, t, start : start + points] = interpolation.T
         # Outputs before t * tile belong to the tile before.
         synthesis[t * tile : start + tile, :, t] = values.T[t * tile - start :]
-    return Phase(taps, points, samples, analysis, _tensor(evaluation(points, taps), dtype), synthesis)
+    analysis = analysis[:, :, inside].contiguous()
+    kernel = _tensor(evaluation(points, taps), dtype)
+    return Phase(taps, points, samples[inside.start], analysis.shape[2], analysis, kernel, synthesis)

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchcaps.ops import compiled
+from torchcaps.ops.compiled import first_matrix
 from torchcaps.ops.phases import (
     PhaseProducts,
     from_taps,
@@ -33,7 +35,8 @@ class TransformedKernel:
     """A second convolution's kernels at all points of all phases, for ``conv_pair``. Made by ``transform_kernel``."""
 
     tile: tuple[int, int]
-    values: tuple[Tensor, ...]  # (I, J, O, C) for each phase
+    values: tuple[Tensor, ...]  # (I, J, O, C) for each phase, or all of them as the compiled kernels have them
+    compiled: bool
 
 
 def conv_pair(
@@ -44,14 +47,15 @@ def conv_pair(
     bias2: Tensor | None,
     *,
     stride: int,
+    padding: int = 0,
     negative_slope: float = 0.0,
     kernel: TransformedKernel | None = None,
 ) -> Tensor:
     """Convolution, leaky ReLU, convolution with ``stride``, channels last: (B, C_in, rows, cols) -> (B, H, W, O).
 
-    The weights are those of ``torch.nn.Conv2d``; ``negative_slope`` 0 is ReLU. Where the fast algorithm does not pay
-    or does not apply (see ``strided_conv2d``) two ordinary convolutions take its place. Backward works once: there
-    are no second derivatives.
+    The weights are those of ``torch.nn.Conv2d``, and ``padding`` is that of both convolutions; ``negative_slope`` 0 is
+    ReLU. Where the fast algorithm does not pay or does not apply (see ``strided_conv2d``) two ordinary convolutions
+    take its place. Backward works once: there are no second derivatives.
 
     ``kernel`` is ``transform_kernel(weight2, ...)``, for using the same weights many times without gradients.
 
@@ -63,13 +67,21 @@ def conv_pair(
     torch.Size([2, 6, 6, 32])
     """
     if ordinary(images, weight1, bias1, weight2, bias2) and _fits(images, weight1, weight2) and negative_slope >= 0:
-        shape = pair_shape(images, weight1, weight2, stride)
+        shape = pair_shape(images, weight1, weight2, stride, padding)
         if supported(shape) if kernel else pays(shape):
             return bilinear_conv_pair(
-                images, weight1, bias1, weight2, bias2, stride=stride, negative_slope=negative_slope, kernel=kernel
+                images,
+                weight1,
+                bias1,
+                weight2,
+                bias2,
+                stride=stride,
+                padding=padding,
+                negative_slope=negative_slope,
+                kernel=kernel,
             )
-    hidden = F.leaky_relu(F.conv2d(images, weight1, bias1), negative_slope)
-    return F.conv2d(hidden, weight2, bias2, stride).permute(0, 2, 3, 1)
+    hidden = F.leaky_relu(F.conv2d(images, weight1, bias1, padding=padding), negative_slope)
+    return F.conv2d(hidden, weight2, bias2, stride, padding).permute(0, 2, 3, 1)
 
 
 def transform_kernel(weight: Tensor, *, stride: int, size: tuple[int, int]) -> TransformedKernel | None:
@@ -78,17 +90,20 @@ def transform_kernel(weight: Tensor, *, stride: int, size: tuple[int, int]) -> T
     Takes five times the memory of the weight, and follows no later change of it.
 
     >>> kernel = transform_kernel(torch.randn(32, 16, 9, 9), stride=2, size=(6, 6))
-    >>> kernel.tile, kernel.values[0].shape
-    ((6, 6), torch.Size([10, 10, 32, 16]))
+    >>> kernel.tile, sum(value.numel() for value in kernel.values) // (32 * 16)
+    ((6, 6), 361)
     """
     outputs, channels, width = weight.shape[:3]
     shape = Shape(128, channels, outputs, size, width, stride)  # any large batch
     if not (ordinary(weight) and weight.shape[2] == weight.shape[3] and supported(shape)):
         return None
+    tile = best_tile(shape)
+    if compiled.usable(weight.dtype, channels, outputs):
+        return TransformedKernel(tile, (compiled.compiled_plan(shape, tile).kernel_values(weight.detach()),), True)
     plan = make_plan(shape, weight.dtype)
     taps = to_taps(weight.detach())
     values = [transform_taps(plan, p, q, taps).at(slice(None)) for p, q in plan.phases()]  # (I, J, O * C)
-    return TransformedKernel(best_tile(shape), tuple(value.view(*value.shape[:2], *taps.shape[2:]) for value in values))
+    return TransformedKernel(tile, tuple(value.view(*value.shape[:2], *taps.shape[2:]) for value in values), False)
 
 
 def bilinear_conv_pair(
@@ -99,25 +114,33 @@ def bilinear_conv_pair(
     bias2: Tensor | None,
     *,
     stride: int,
+    padding: int = 0,
     negative_slope: float = 0.0,
     kernel: TransformedKernel | None = None,
 ) -> Tensor:
     """``conv_pair`` by the bilinear algorithm, whether or not it pays."""
-    shape = pair_shape(images, weight1, weight2, stride)
+    shape = pair_shape(images, weight1, weight2, stride, padding)
     if kernel and any(width > size for width, size in zip(kernel.tile, shape.size)):
         raise ValueError(f"a kernel transformed for tiles {kernel.tile} cannot serve outputs of size {shape.size}")
-    plan = make_plan(shape, images.dtype, kernel.tile if kernel else None)
-    result: Tensor = _ConvPair.apply(  # type: ignore[no-untyped-call]
-        images, weight1, bias1, weight2, bias2, plan, negative_slope, kernel
-    )
+    if padding:
+        images = F.pad(images, (padding,) * 4)
+    tile = kernel.tile if kernel else best_tile(shape)
+    tensors = (images, weight1, bias1, weight2, bias2)
+    result: Tensor
+    if kernel.compiled if kernel else compiled.usable(images.dtype, shape.channels, shape.outputs):
+        values = kernel.values[0] if kernel else None
+        plan = compiled.compiled_plan(shape, tile)
+        result = compiled.CompiledPair.apply(*tensors, plan, negative_slope, values)  # type: ignore[no-untyped-call]
+    else:
+        reference_plan = make_plan(shape, images.dtype, tile)
+        result = _ConvPair.apply(*tensors, reference_plan, negative_slope, kernel)  # type: ignore[no-untyped-call]
     return result
 
 
-def pair_shape(images: Tensor, weight1: Tensor, weight2: Tensor, stride: int) -> Shape:
+def pair_shape(images: Tensor, weight1: Tensor, weight2: Tensor, stride: int, padding: int = 0) -> Shape:
     """The shape of the second convolution."""
-    outputs, channels, kernel = weight2.shape[:3]
-    rows, cols = ((size - weight1.shape[2] + 1 - kernel) // stride + 1 for size in images.shape[2:])
-    return Shape(images.shape[0], channels, outputs, (rows, cols), kernel, stride)
+    rows, cols = (size + 2 * padding - weight1.shape[2] + 1 for size in images.shape[2:])
+    return Shape.of(images.shape[0], (rows, cols), weight2, stride, padding)
 
 
 def _fits(images: Tensor, weight1: Tensor, weight2: Tensor) -> bool:
@@ -144,7 +167,8 @@ class _Patches:
         stride = self.plan.stride
         channel, row, col, image = images.stride()
         strides = (channel, row, col, stride * col, stride * row, image)
-        return images.as_strided(self.shape(p, q), strides, p * row + q * col)
+        first = self.plan.rows.phases[p].start * row + self.plan.cols.phases[q].start * col
+        return images.as_strided(self.shape(p, q), strides, first)
 
     def matrix(self, p: int, q: int) -> Tensor:
         """One phase's patches and a row of ones for the bias: (C_in * window**2 + 1, S * R * B)."""
@@ -164,12 +188,6 @@ class _Patches:
                 target[:, row, col] += source[:, row, col]  # within one tap nothing overlaps
 
 
-def _first_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The first convolution as a matrix, its bias as the last column: (C, C_in * window**2 + 1)."""
-    column = weight.new_zeros(weight.shape[0]) if bias is None else bias
-    return torch.cat((weight.flatten(1), column[:, None]), dim=1)
-
-
 class _ConvPair(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -185,7 +203,7 @@ class _ConvPair(torch.autograd.Function):
     ) -> Tensor:
         batch, channels, outputs = images.shape[0], weight1.shape[0], weight2.shape[0]
         patches = _Patches(images, weight1.shape[2], plan)
-        first = _first_matrix(weight1, bias1)
+        first = first_matrix(weight1, bias1)
         taps = to_taps(weight2) if kernel is None else weight2.permute(3, 2, 0, 1)
         totals = new_totals(plan, batch, outputs, images)
         hidden = []

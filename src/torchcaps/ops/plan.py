@@ -30,6 +30,15 @@ class Shape:
     size: tuple[int, int]  # of the output
     kernel: int
     stride: int
+    padding: int = 0
+    extent: tuple[int, int] | None = None  # of the input without padding; needed where there is any
+
+    @classmethod
+    def of(cls, batch: int, extent: tuple[int, int], weight: Tensor, stride: int, padding: int = 0) -> Shape:
+        """The convolution of inputs of size ``extent`` with ``weight`` (O, C, k, k)."""
+        outputs, channels, kernel = weight.shape[:3]
+        rows, cols = ((size + 2 * padding - kernel) // stride + 1 for size in extent)
+        return cls(batch, channels, outputs, (rows, cols), kernel, stride, padding, extent if padding else None)
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,10 @@ def best_tile(shape: Shape) -> tuple[int, int]:
 
 
 def supported(shape: Shape) -> bool:
-    """Whether a bilinear algorithm exists: no phase is without taps, and there are points enough."""
+    """Whether a bilinear algorithm exists: no phase is without taps or samples, and there are points enough."""
     taps = taps_of_phases(shape.kernel, shape.stride)
-    return shape.batch > 0 and min(shape.size) > 0 and taps[-1] > 0 and taps[0] < len(POINTS)
+    sampled = shape.extent is None or min(shape.extent) >= shape.stride
+    return shape.batch > 0 and min(shape.size) > 0 and taps[-1] > 0 and taps[0] < len(POINTS) and sampled
 
 
 def pays(shape: Shape) -> bool:
@@ -112,7 +122,11 @@ def pays(shape: Shape) -> bool:
 def make_plan(shape: Shape, dtype: torch.dtype, tile: tuple[int, int] | None = None) -> Plan:
     """The bilinear algorithm for ``shape``: with the cheapest tile, unless one is given."""
     widths = tile or best_tile(shape)
-    rows, cols = (axis(size, width, shape.kernel, shape.stride, dtype) for size, width in zip(shape.size, widths))
+    extents = shape.extent or (None, None)
+    rows, cols = (
+        axis(size, width, shape.kernel, shape.stride, dtype, shape.padding, extent)
+        for size, width, extent in zip(shape.size, widths, extents)
+    )
     return Plan(rows, cols)
 
 

@@ -21,8 +21,8 @@ from torchcaps.ops.phases import (
 from torchcaps.ops.plan import Plan, Shape, make_plan, ordinary, pays
 
 
-def strided_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int) -> Tensor:
-    """The convolution ``torch.nn.functional.conv2d(x, weight, bias, stride)``, on CPUs by a bilinear algorithm.
+def strided_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int, padding: int = 0) -> Tensor:
+    """The convolution ``torch.nn.functional.conv2d(x, weight, bias, stride, padding)``; on CPUs, a bilinear algorithm.
 
     (B, C, rows, cols) and (O, C, k, k) -> (B, O, H, W). Where the algorithm does not pay or does not apply (other
     devices and dtypes, autocast, compilers, small batches), this *is* ``conv2d``. Otherwise it rounds a little more:
@@ -33,31 +33,36 @@ def strided_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, str
     torch.Size([2, 8, 10, 10])
     """
     if ordinary(x, weight, bias) and x.dim() == weight.dim() == 4 and x.shape[1] == weight.shape[1]:
-        shape = shape_of(x.shape, weight, stride)
+        shape = shape_of(x.shape, weight, stride, padding)
         if weight.shape[2] == weight.shape[3] and pays(shape):
-            return bilinear_conv2d(x, weight, bias, stride)
-    return F.conv2d(x, weight, bias, stride)
+            return bilinear_conv2d(x, weight, bias, stride, padding=padding)
+    return F.conv2d(x, weight, bias, stride, padding)
 
 
 def bilinear_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: tuple[int, int] | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    tile: tuple[int, int] | None = None,
+    *,
+    padding: int = 0,
 ) -> Tensor:
     """``strided_conv2d`` by the bilinear algorithm, whether or not it pays."""
-    plan = make_plan(shape_of(x.shape, weight, stride), x.dtype, tile)
+    plan = make_plan(shape_of(x.shape, weight, stride, padding), x.dtype, tile)
     result: Tensor = _StridedConv2d.apply(x, weight, bias, plan)  # type: ignore[no-untyped-call]
     return result
 
 
-def shape_of(x: torch.Size, weight: Tensor, stride: int) -> Shape:
+def shape_of(x: torch.Size, weight: Tensor, stride: int, padding: int = 0) -> Shape:
     """The shape of the convolution of (B, C, rows, cols) with a square ``weight``."""
-    outputs, channels, kernel = weight.shape[:3]
-    rows, cols = ((size - kernel) // stride + 1 for size in x[2:])
-    return Shape(x[0], channels, outputs, (rows, cols), kernel, stride)
+    return Shape.of(x[0], (x[2], x[3]), weight, stride, padding)
 
 
 def samples_of(x: Tensor, p: int, q: int, plan: Plan) -> Tensor:
     """One phase of (cols, rows, B, C), as far as outputs depend on it: (S, R, B, C)."""
-    return phase_of(x, p, q, plan.stride)[: plan.cols.phases[q].samples, : plan.rows.phases[p].samples]
+    row, col = plan.rows.phases[p], plan.cols.phases[q]
+    return phase_of(x, row.start, col.start, plan.stride)[: col.samples, : row.samples]
 
 
 class _StridedConv2d(torch.autograd.Function):

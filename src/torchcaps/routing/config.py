@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import typing
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import UserError
-from torchcaps.settings import SettingError, Settings, check_names, setting
+from torchcaps.settings import SettingError, Settings, check_names, converted, setting
 
 if TYPE_CHECKING:
     from torchcaps.routing.base import Routing
 
 NAMES = ("l2", "l1", "dynamic", "uniform", "learned", "em", "clustering")
 """The keys of :data:`torchcaps.routing.registry.ROUTINGS`, known without importing torch."""
+MOST_ITERATIONS = 1000
+"""Of torchcaps' own routings: a file that somebody else wrote must not keep a machine busy for good."""
 
 
 class RoutingConfig(Settings):
@@ -44,11 +47,30 @@ class RoutingConfig(Settings):
                 f"{self.name!a} is none of torchcaps' own ({', '.join(NAMES)}). If it is yours, name it: "
                 "--routing module:Class on the command line, load(path, routing=Class) in Python",
             )
-        check_names(self.settings, inspect.signature(kind).parameters, f"{self.name} routing")
+        where = f"{self.name} routing"
+        check_names(self.settings, _arguments(kind), where)
         try:
-            return kind(**self.settings)
+            return kind(**(self._checked(kind, where) if self.name in NAMES else self.settings))
+        except SettingError:
+            raise
         except (TypeError, ValueError) as error:
             raise SettingError("routing", f"{self.name!a} cannot be made: {error}") from error
+
+    def _checked(self, kind: type[Routing], where: str) -> dict[str, Any]:
+        """The settings as the types that the constructor names: they may come from a file or a command line."""
+        hints = typing.get_type_hints(kind.__init__)
+        checked = {
+            name: converted(f"{where}.{name}", hints.get(name, Any), value) for name, value in self.settings.items()
+        }
+        if checked.get("iterations", 0) > MOST_ITERATIONS:
+            raise SettingError(f"{where}.iterations", f"must be at most {MOST_ITERATIONS}")
+        return checked
+
+
+def _arguments(kind: type[Routing]) -> list[str]:
+    """What the constructor of a routing can be given by name."""
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in inspect.signature(kind).parameters.items() if parameter.kind in named]
 
 
 def import_routing(name: str) -> type[Routing] | None:

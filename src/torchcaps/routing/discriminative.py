@@ -42,11 +42,15 @@ class DiscriminativeRouting(SharedRouting):
         self.register_buffer("coefficients", torch.full((inputs, outputs), self.start, requires_grad=True))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to a device or a data type as a parameter does: it remains the tensor that an ascent knows."""
+        """Move to a device or a data type as a parameter does: it remains the tensor that RoutingAscent knows."""
         coefficients = self._buffers.get("coefficients")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if coefficients is not None:
-            coefficients.data = self.coefficients.detach()
+            moved = self.coefficients.detach()
+            if coefficients.is_meta != moved.is_meta:  # a tensor without memory cannot become one that has some
+                coefficients = moved.requires_grad_()
+            else:
+                coefficients.data = moved
             self._buffers["coefficients"] = coefficients
         return self
 

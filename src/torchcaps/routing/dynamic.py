@@ -10,6 +10,9 @@ from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.routing.base import Routing
 from torchcaps.routing.votes import Votes
 
+LARGEST_START = 0.5
+"""Standard deviation of the weights that a layer with few inputs starts with at most."""
+
 
 def dynamic_coefficients(votes: Votes, *, iterations: int = 3) -> Tensor | float:
     """The coefficients of the last iteration: (B, I, J), or 1 / J if there is only one."""
@@ -49,6 +52,10 @@ class DynamicRouting(Routing):
         if iterations < 1:
             raise ValueError(f"iterations must be at least 1, not {iterations}")
         self.iterations = iterations
+
+    def start_std(self, fan_in: int) -> float:
+        # Agreement is of each vote by itself: among few long ones, the first softmax would decide for good.
+        return min(super().start_std(fan_in), LARGEST_START)
 
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
         return dynamic_routing(votes, iterations=self.iterations)

@@ -1,0 +1,406 @@
+"""``conv_pair`` with compiled transforms: the plan of a convolution, laid out for :mod:`torchcaps.ops.native`.
+
+Letters as in :mod:`torchcaps.ops.phases`. What differs from there is the order of things in memory. All phases that
+have a point are neighbours at that point, so that one matrix product sums over channels and phases; points that have
+the same phases form a *group*, whose products are one batch. For the paper's network: 81 products (B, 4 C) @ (4 C, O)
+and 19 smaller ones. Images pass through the first convolution a few at a time, so that its outputs are transformed
+while they are in cache; all that is kept of them for the backward pass are their signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, groupby, product
+from math import gcd
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchcaps.ops.bilinear import Matrix, evaluation, inverse, taps_of_phases
+from torchcaps.ops.plan import Shape
+
+IN_CACHE = 2**20  # numbers of the first convolution's outputs to have in hand
+
+
+@lru_cache(maxsize=1)
+def native() -> ModuleType | None:
+    """The compiled kernels, or None: without numba, or where torch runs its threads by something else than OpenMP."""
+    try:
+        from torchcaps.ops import native as kernels
+    except (ImportError, OSError, AttributeError):
+        return None
+    return kernels
+
+
+def usable(dtype: torch.dtype, channels: int, outputs: int) -> bool:
+    """Whether the compiled kernels can compute in ``dtype``, with vectors of whole channels."""
+    if dtype != torch.float32 or native() is None:
+        return False
+    lanes: int = _kernels().LANES
+    return channels % lanes == 0 and outputs % lanes == 0
+
+
+def _kernels() -> Any:
+    kernels = native()
+    assert kernels is not None
+    return kernels
+
+
+class Side(NamedTuple):
+    """A transform along one axis, tile by tile."""
+
+    matrices: np.ndarray[Any, Any]  # (tiles, points, terms)
+    starts: list[int]  # the first sample of each tile
+    samples: int
+
+    @property
+    def points(self) -> int:
+        return int(self.matrices.shape[1])
+
+
+def _side(matrices: Sequence[Matrix], starts: list[int], samples: int) -> Side:
+    return Side(np.array([[[float(x) for x in row] for row in each] for each in matrices], np.float32), starts, samples)
+
+
+def _starts(size: int, tile: int) -> list[int]:
+    """Where tiles begin: the last one is pushed back to end with the axis."""
+    return [min(start, size - tile) for start in range(0, size, tile)]
+
+
+def _sample_side(size: int, tile: int, taps: int) -> Side:
+    points, starts = tile + taps - 1, _starts(size, tile)
+    analysis = [list(row) for row in zip(*inverse(evaluation(points, points)))]
+    return _side([analysis] * len(starts), starts, size + taps - 1)
+
+
+def _tap_side(size: int, tile: int, taps: int) -> Side:
+    return _side([evaluation(tile + taps - 1, taps)], [0], taps)
+
+
+def _output_side(size: int, tile: int, taps: int) -> Side:
+    """The transpose of synthesis. Outputs that two tiles have belong to the first of them."""
+    starts = _starts(size, tile)
+    values = evaluation(tile + taps - 1, tile)
+    owned = [
+        [[x * (start + k >= t * tile) for k, x in enumerate(row)] for row in values] for t, start in enumerate(starts)
+    ]
+    return _side(owned, starts, size)
+
+
+class Places(NamedTuple):
+    """Where the values of each point are in an array, in numbers from its beginning."""
+
+    offsets: list[int]
+    leads: list[int]  # from one row to the next
+
+
+class Points:
+    """The points of all phases, those that belong to the same phases next to each other."""
+
+    def __init__(self, row_points: Sequence[int], col_points: Sequence[int]) -> None:
+        """How many points each phase has, along the rows and along the columns."""
+        self.phases = {
+            point: tuple(
+                f
+                for f, (rows, cols) in enumerate(product(row_points, col_points))
+                if point[0] < rows and point[1] < cols
+            )
+            for point in product(range(max(row_points)), range(max(col_points)))
+        }
+        self.order = sorted(self.phases, key=self.phases.__getitem__)
+        self.groups = [(len(list(points)), len(key)) for key, points in groupby(self.order, self.phases.__getitem__)]
+        self.count = sum(points * phases for points, phases in self.groups)
+
+    def places(self, phase: int, rows: int, channels: int) -> Places:
+        """Where the rows of each point of a phase begin in an array of all groups, and how far they are apart."""
+        before = dict(zip(self.order, accumulate((len(self.phases[point]) for point in self.order), initial=0)))
+        mine = [point for point in self.phases if phase in self.phases[point]]
+        offsets = [(before[point] * rows + self.phases[point].index(phase)) * channels for point in mine]
+        return Places(offsets, [len(self.phases[point]) * channels for point in mine])
+
+    def total_places(self, rows: int, channels: int) -> Places:
+        """The same in the array (points, rows, channels) of sums over the phases."""
+        return Places(
+            [self.order.index(point) * rows * channels for point in self.phases], [channels] * len(self.order)
+        )
+
+    def empty(self, rows: int, channels: int, like: Tensor) -> Tensor:
+        return like.new_empty(self.count * rows * channels)
+
+    def split(self, values: Tensor, rows: int, channels: int) -> Iterator[Tensor]:
+        """The array of each group: (points, rows, phases * channels)."""
+        sizes = [points * rows * phases * channels for points, phases in self.groups]
+        return (
+            part.view(points, rows, phases * channels)
+            for part, (points, phases) in zip(torch.split(values, sizes), self.groups)
+        )
+
+
+class Transform:
+    """A transform of some array to points and back, as the kernels want to be told of it."""
+
+    def __init__(
+        self,
+        sides: Sequence[tuple[Side, Side]],
+        positions: Sequence[Sequence[int]],
+        places: Sequence[Places],
+        *,
+        row_count: int,
+        items: int,
+        channels: int,
+    ) -> None:
+        """``sides``, ``positions`` (which of an item's rows each sample is) and ``places`` of each phase."""
+        kernels = _kernels()
+        self._kept: list[np.ndarray[Any, Any]] = []  # what the records hold addresses of
+        self._forth, self._back = (np.zeros(len(sides), kernels.PHASE) for _ in range(2))
+        for phase, (rows, cols) in enumerate(sides):
+            for record, back in ((self._forth[phase], False), (self._back[phase], True)):
+                for name, side in (("row", rows), ("col", cols)):
+                    matrices = side.matrices.transpose(0, 2, 1) if back else side.matrices
+                    record[name + "s"] = self._address(np.ascontiguousarray(matrices))
+                    record[name + "_starts"] = self._address(np.array(side.starts, np.int64))
+                    record[name + "_tiles"], record[name + "_points"], record[name + "_terms"] = side.matrices.shape
+                    record[name + "_samples"] = side.samples
+                record["positions"] = self._address(np.array(positions[phase], np.int64))
+                record["offsets"] = self._address(np.array(places[phase].offsets, np.int64))
+                record["leads"] = self._address(np.array(places[phase].leads, np.int64))
+        self._job = np.zeros((), kernels.TRANSFORM)
+        job = self._job
+        job["phase_count"], job["row_count"], job["all_items"], job["channels"] = len(sides), row_count, items, channels
+        job["width"] = gcd(channels, kernels.BLOCK)
+        job["room"] = max(max(rows.samples, rows.points) * max(cols.samples, cols.points) for rows, cols in sides)
+
+    def _address(self, array: np.ndarray[Any, Any]) -> int:
+        self._kept.append(array)
+        return int(array.ctypes.data)
+
+    def spread(self, array: Tensor, values: Tensor, *, items: int, before: int = 0, **others: Any) -> None:
+        """Transform ``items`` of ``array`` into ``values``, after those ``before``."""
+        self._run(_kernels().spread, self._forth, array, values, items, before, others)
+
+    def collect(self, values: Tensor, array: Tensor, *, items: int, before: int = 0, **others: Any) -> None:
+        """The transpose of ``spread``: transform ``values`` back into ``array``."""
+        self._run(_kernels().collect, self._back, array, values, items, before, others)
+
+    def _run(
+        self, kernel: Any, phases: Any, array: Tensor, values: Tensor, items: int, before: int, others: dict[str, Any]
+    ) -> None:
+        job = self._job.copy()
+        job["phases"], job["array"], job["values"] = phases.ctypes.data, array.data_ptr(), values.data_ptr()
+        job["items"], job["before"] = items, before
+        for name, value in others.items():
+            job[name] = value.data_ptr() if isinstance(value, Tensor) else 0 if value is None else value
+        _kernels().run(kernel, job)
+
+
+class CompiledPlan:
+    """All transforms of a convolution of ``shape`` with tiles of ``tile`` outputs."""
+
+    def __init__(self, shape: Shape, tile: tuple[int, int]) -> None:
+        self.shape = shape
+        down, across = (
+            min(extent, (size - 1) * shape.stride + shape.kernel - shape.padding)
+            for size, extent in zip(shape.size, shape.extent or (10**9, 10**9))
+        )
+        self.used = (down, across)  # the inputs that any output depends on
+        self.rows = len(_starts(shape.size[0], tile[0])) * len(_starts(shape.size[1], tile[1])) * shape.batch
+        taps = taps_of_phases(shape.kernel, shape.stride)
+        self.points = Points(*([width + each - 1 for each in taps] for width in tile))
+        phases = [((p, q), (taps[p], taps[q])) for p, q in product(range(shape.stride), repeat=2)]
+
+        def sides(make: Callable[[int, int, int], Side], counts: tuple[int, int]) -> tuple[Side, Side]:
+            rows, cols = (make(*each) for each in zip(shape.size, tile, counts))
+            return rows, cols
+
+        def inputs(number: tuple[int, int], counts: tuple[int, int]) -> list[int]:
+            lines, places = (
+                [first - shape.padding + shape.stride * k for k in range(size + count - 1)]
+                for first, size, count in zip(number, shape.size, counts)
+            )
+            inside = ((0 <= line < down and 0 <= place < across) for line, place in product(lines, places))
+            return [
+                line * across + place if here else -1 for here, (line, place) in zip(inside, product(lines, places))
+            ]
+
+        def weights(number: tuple[int, int], counts: tuple[int, int]) -> list[int]:
+            lines, places = ([first + shape.stride * k for k in range(count)] for first, count in zip(number, counts))
+            return [line * shape.kernel + place for line, place in product(lines, places)]
+
+        self.samples = Transform(
+            [sides(_sample_side, counts) for _, counts in phases],
+            [inputs(*phase) for phase in phases],
+            [self.points.places(f, self.rows, shape.channels) for f in range(len(phases))],
+            row_count=down * across,
+            items=shape.batch,
+            channels=shape.channels,
+        )
+        self.taps = Transform(
+            [sides(_tap_side, counts) for _, counts in phases],
+            [weights(*phase) for phase in phases],
+            [self.points.places(f, shape.outputs, shape.channels) for f in range(len(phases))],
+            row_count=shape.kernel**2,
+            items=shape.outputs,
+            channels=shape.channels,
+        )
+        self.outputs = Transform(
+            [sides(_output_side, phases[0][1])],
+            [range(shape.size[0] * shape.size[1])],
+            [self.points.total_places(self.rows, shape.outputs)],
+            row_count=shape.size[0] * shape.size[1],
+            items=shape.batch,
+            channels=shape.outputs,
+        )
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Images to have in hand at a time: the first of them and their number."""
+        size = max(1, IN_CACHE // (self.used[0] * self.used[1] * self.shape.channels))
+        return ((start, min(size, self.shape.batch - start)) for start in range(0, self.shape.batch, size))
+
+    def patches(self, images: Tensor, start: int, count: int, window: int) -> Tensor:
+        """Image patches, each with a one for the bias: (count * down * across, C_in * window**2 + 1)."""
+        _, channels, rows, cols = images.shape
+        down, across = self.used
+        result = images.new_empty(count * down * across, channels * window**2 + 1)
+        job = np.zeros((), _kernels().PATCHES)
+        job["source"], job["target"] = images[start].data_ptr(), result.data_ptr()
+        job["images"], job["channels"], job["rows"], job["cols"] = count, channels, rows, cols
+        job["window"], job["down"], job["across"] = window, down, across
+        _kernels().run(_kernels().patches, job)
+        return result
+
+    def set_image_gradient(self, gradient: Tensor, of_patches: Tensor, window: int) -> None:
+        """The gradient of images (B, C_in, rows, cols) from that of their patches without the ones."""
+        down, across = (size + window - 1 for size in self.used)
+        columns = of_patches.view(gradient.shape[0], self.used[0] * self.used[1], -1).mT
+        gradient[:, :, :down, :across] = F.fold(columns, (down, across), window)
+
+    def kernel_values(self, weight: Tensor) -> Tensor:
+        """The weight (O, C, k, k) at all points."""
+        outputs, channels = weight.shape[:2]
+        values = self.points.empty(outputs, channels, weight)
+        self.taps.spread(weight.contiguous(), values, items=outputs, channels_first=True)
+        return values
+
+    def kernel_groups(self, values: Tensor) -> Iterator[Tensor]:
+        """(points, O, phases * C) for each group."""
+        return self.points.split(values, self.shape.outputs, self.shape.channels)
+
+    def sample_groups(self, values: Tensor) -> Iterator[Tensor]:
+        """(points, T * U * B, phases * C) for each group."""
+        return self.points.split(values, self.rows, self.shape.channels)
+
+    def total_groups(self, totals: Tensor) -> Iterator[Tensor]:
+        """(points, T * U * B, O) for each group."""
+        return iter(torch.split(totals, [points for points, _ in self.points.groups]))
+
+    def new_totals(self, like: Tensor) -> Tensor:
+        return like.new_empty(len(self.points.order), self.rows, self.shape.outputs)
+
+
+@lru_cache(maxsize=16)
+def compiled_plan(shape: Shape, tile: tuple[int, int]) -> CompiledPlan:
+    return CompiledPlan(shape, tile)
+
+
+class CompiledPair(torch.autograd.Function):
+    """``conv_pair``, given images that are padded already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight1: Tensor,
+        bias1: Tensor | None,
+        weight2: Tensor,
+        bias2: Tensor | None,
+        plan: CompiledPlan,
+        negative_slope: float,
+        kernel_values: Tensor | None,
+    ) -> Tensor:
+        shape, window = plan.shape, weight1.shape[2]
+        images = images.contiguous()
+        first = first_matrix(weight1, bias1)
+        samples = plan.points.empty(plan.rows, shape.channels, images)
+        keep = any(ctx.needs_input_grad)
+        signs = None
+        if keep:
+            signs = images.new_empty(shape.batch, plan.used[0] * plan.used[1], shape.channels, dtype=torch.uint8)
+        for start, count in plan.chunks():
+            hidden = torch.mm(plan.patches(images, start, count, window), first.T)
+            here = None if signs is None else signs[start]
+            plan.samples.spread(
+                hidden, samples, items=count, before=start, signs=here, rectify=True, slope=negative_slope
+            )
+        kernels = plan.kernel_values(weight2) if kernel_values is None else kernel_values
+        totals = plan.new_totals(images)
+        for values, kernel, total in zip(
+            plan.sample_groups(samples), plan.kernel_groups(kernels), plan.total_groups(totals)
+        ):
+            torch.bmm(values, kernel.mT, out=total)
+        result = images.new_empty(shape.batch, *shape.size, shape.outputs)
+        plan.outputs.collect(totals, result, items=shape.batch, bias=None if bias2 is None else bias2.contiguous())
+        if keep:
+            ctx.save_for_backward(images, weight1, samples, kernels, signs)
+        ctx.plan, ctx.negative_slope, ctx.second_shape = plan, negative_slope, weight2.shape
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight1, samples, kernels, signs = ctx.saved_tensors
+        plan: CompiledPlan = ctx.plan
+        shape, window = plan.shape, weight1.shape[2]
+        needs_images, needs_weight1, needs_bias1, needs_weight2, needs_bias2 = ctx.needs_input_grad[:5]
+        needs_first = needs_weight1 or needs_bias1
+        totals = plan.new_totals(images)
+        plan.outputs.spread(gradient.contiguous(), totals, items=shape.batch)
+        weight2_gradient = image_gradient = None
+        first_gradient = images.new_zeros(weight1[0].numel() + 1, shape.channels)
+        if needs_weight2:
+            of_kernels = torch.empty_like(kernels)
+            for total, values, of_kernel in zip(
+                plan.total_groups(totals), plan.sample_groups(samples), plan.kernel_groups(of_kernels)
+            ):
+                torch.bmm(total.mT, values, out=of_kernel)
+            weight2_gradient = images.new_empty(ctx.second_shape)
+            plan.taps.collect(of_kernels, weight2_gradient, items=shape.outputs, channels_first=True)
+            del of_kernels
+        if needs_first or needs_images:
+            of_samples = torch.empty_like(samples)
+            for total, kernel, of_values in zip(
+                plan.total_groups(totals), plan.kernel_groups(kernels), plan.sample_groups(of_samples)
+            ):
+                torch.bmm(total, kernel, out=of_values)
+            image_gradient = torch.zeros_like(images) if needs_images else None
+            for start, count in plan.chunks():
+                of_hidden = images.new_empty(count * plan.used[0] * plan.used[1], shape.channels)
+                plan.samples.collect(
+                    of_samples, of_hidden, items=count, before=start, signs=signs[start], slope=ctx.negative_slope
+                )
+                if needs_first:
+                    first_gradient.addmm_(plan.patches(images, start, count, window).T, of_hidden)
+                if image_gradient is not None:
+                    of_patches = of_hidden @ weight1.flatten(1)
+                    plan.set_image_gradient(image_gradient[start : start + count], of_patches, window)
+        return (
+            image_gradient,
+            first_gradient[:-1].T.reshape(weight1.shape) if needs_weight1 else None,
+            first_gradient[-1] if needs_bias1 else None,
+            weight2_gradient,
+            gradient.sum((0, 1, 2)) if needs_bias2 else None,
+            None,
+            None,
+            None,
+        )
+
+
+def first_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The first convolution as a matrix, its bias as the last column: (C, C_in * window**2 + 1)."""
+    column = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    return torch.cat((weight.flatten(1), column[:, None]), dim=1)

@@ -1,0 +1,60 @@
+"""The squash of many capsules in one pass, where torch's operations would take a dozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchcaps.functional import Capsules, capsules_from_totals
+from torchcaps.ops import compiled
+from torchcaps.ops.plan import ordinary
+
+MANY = 2**16  # components; with fewer the passes do not matter
+
+
+def squashed_capsules(totals: Tensor) -> Capsules:
+    """:func:`torchcaps.functional.capsules_from_totals`, compiled where that pays."""
+    return Capsules(*compiled_squash(totals), totals) if can_squash(totals) else capsules_from_totals(totals)
+
+
+def can_squash(totals: Tensor) -> bool:
+    """Whether :func:`compiled_squash` can take these vectors, and pays."""
+    many = totals.dtype == torch.float32 and totals.numel() >= MANY
+    return many and ordinary(totals) and compiled.native() is not None
+
+
+def compiled_squash(totals: Tensor) -> tuple[Tensor, Tensor]:
+    """The vectors of the last axis squashed, and their lengths: (..., D) -> (..., D) and (...)."""
+    result: tuple[Tensor, Tensor] = _Squash.apply(totals)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Squash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, totals: Tensor) -> tuple[Tensor, Tensor]:
+        totals = totals.contiguous()
+        ctx.save_for_backward(totals)
+        poses, lengths = torch.empty_like(totals), totals.new_empty(totals.shape[:-1])
+        _run("squash", totals, poses, lengths)
+        return poses, lengths
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_poses: Tensor, of_lengths: Tensor) -> Tensor:
+        (totals,) = ctx.saved_tensors
+        gradient = of_poses.clone(memory_format=torch.contiguous_format)
+        _run("squash_gradient", totals, gradient, of_lengths.contiguous())
+        return gradient
+
+
+def _run(name: str, totals: Tensor, poses: Tensor, lengths: Tensor) -> None:
+    kernels = compiled.native()
+    assert kernels is not None
+    job = np.zeros((), kernels.SQUASH)
+    job["totals"], job["poses"], job["lengths"] = totals.data_ptr(), poses.data_ptr(), lengths.data_ptr()
+    job["count"], job["size"] = lengths.numel(), totals.shape[-1]
+    kernels.run(getattr(kernels, name), job)

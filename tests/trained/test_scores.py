@@ -1,0 +1,101 @@
+import io
+
+import pytest
+import torch
+
+from torchcaps import CapsuleNetwork
+from torchcaps.data import Augmentation, ImageSplit
+from torchcaps.trained.robustness import TRIALS, error_by_strength
+from torchcaps.trained.scores import Scores, score
+
+LENGTHS = torch.tensor([[0.9, 0.1, 0.2], [0.8, 0.3, 0.1], [0.2, 0.6, 0.5], [0.1, 0.2, 0.7]])
+SHOWN = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
+SCORES = Scores(("ant", "bee", "cow"), LENGTHS, SHOWN)
+
+
+def network_of(seed: int) -> CapsuleNetwork:
+    torch.manual_seed(seed)
+    return CapsuleNetwork((1, 20, 20), 3, conv_channels=4, primary_capsules=2, reconstruction=False, weight_std=0.3)
+
+
+@pytest.fixture
+def split() -> ImageSplit:
+    return ImageSplit(torch.randint(256, (23, 1, 20, 20), dtype=torch.uint8), torch.arange(23) % 3)
+
+
+def test_scores_by_hand():
+    assert SCORES.right.tolist() == [True, False, True, True]
+    assert SCORES.error_percent == 25
+    ant, bee, cow = SCORES.by_class()
+    assert (ant.images, ant.precision, ant.recall) == (1, 0.5, 1.0)
+    assert (bee.images, bee.precision, bee.recall) == (2, 1.0, 0.5)
+    assert (cow.precision, cow.recall, cow.f1) == (1.0, 1.0, 1.0)
+    assert bee.f1 == pytest.approx(2 / 3)
+
+
+def test_the_worst_mistakes_are_the_surest_ones():
+    assert SCORES.worst(10) == [1]
+    scores = Scores(SCORES.classes, LENGTHS[[1, 1, 0]] * torch.tensor([[0.5], [1.0], [1.0]]), SHOWN[[1, 1, 0]])
+    assert scores.worst(10) == [1, 0]
+
+
+def test_calibration_by_hand():
+    parts = SCORES.calibration(bins=2)
+    assert [part.images for part in parts] == [2, 2]
+    assert [part.length for part in parts] == pytest.approx([0.65, 0.85])
+    assert [part.right for part in parts] == [1.0, 0.5]
+    assert SCORES.calibration_error(bins=2) == pytest.approx(0.35)
+
+
+def test_any_number_of_classes_is_decided_by_length():
+    scores = Scores(("ant", "bee", "cow"), torch.tensor([[0.9, 0.7, 0.2], [0.1, 0.2, 0.3]]), SHOWN[:2], 0)
+    assert scores.found.tolist() == [[1, 1, 0], [0, 0, 0]]
+
+
+def test_predictions_are_written_as_csv():
+    file = io.StringIO()
+    SCORES.write_csv(file)
+    header, first, second, *_ = file.getvalue().splitlines()
+    assert header == "image,shown,found,right,length ant,length bee,length cow"
+    assert first == "0,ant,ant,1,0.9,0.1,0.2"
+    assert second.startswith("1,bee,ant,0,")
+
+
+def test_an_ensemble_averages_lengths(split):
+    networks = [network_of(seed).folded() for seed in (1, 2)]
+    alone = [score([network], split) for network in networks]
+    together = score(networks, split)
+    torch.testing.assert_close(together.lengths, (alone[0].lengths + alone[1].lengths) / 2)
+
+
+def test_views_average_over_mirrored_and_shifted_images(split):
+    network = network_of(1).folded()
+    batch = split.fetch(torch.arange(23))
+    views = [
+        network(view.on("cpu").images).capsules.activations for view in Augmentation().views(batch, ["flip", "shift"])
+    ]
+    torch.testing.assert_close(score([network], split, views=["flip", "shift"]).lengths, torch.stack(views).mean(0))
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_trial_of_no_strength_changes_nothing(name, split):
+    network = network_of(1)
+    plain = score([network], split)
+    change = TRIALS[name].change
+    changed = score([network], split, change=lambda network, batch: change(network, batch, strength=0.0))
+    torch.testing.assert_close(changed.lengths, plain.lengths, rtol=1e-3, atol=1e-4)
+    errors = error_by_strength([network], split, name, augmentation=Augmentation(), limit=9)
+    assert list(errors) == list(TRIALS[name].strengths)
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+def test_attacks_raise_the_loss_and_stay_within_their_strength(name, split):
+    network = network_of(1)
+    batch = split.fetch(torch.arange(23)).on("cpu")
+    changed = TRIALS[name].change(network, batch, strength=0.05)
+    assert (changed - batch.images).abs().max() <= 0.05 + 1e-6
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+    with torch.no_grad():
+        before, after = (network.loss(network(images).capsules, batch.labels) for images in (batch.images, changed))
+    assert after > before
