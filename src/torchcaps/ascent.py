@@ -110,6 +110,11 @@ class Penalty:
         """Change the coefficients (I, J) of a layer, numbered from 0, in place after a step of size γ."""
 
 
+def _check_strength(strength: float) -> None:
+    if not 0 <= strength < math.inf:
+        raise ValueError(f"strength (λ) must be zero or more, and finite, not {strength}")
+
+
 @final
 @dataclass(frozen=True)
 class L2Penalty(Penalty):
@@ -122,6 +127,9 @@ class L2Penalty(Penalty):
 
     strength: float
     proximal: bool = False
+
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         return None if self.proximal else l2_penalty(coefficients, self.strength)
@@ -144,6 +152,9 @@ class L1Penalty(Penalty):
 
     strength: float
     proximal: bool = False
+
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         return None if self.proximal else l1_penalty(coefficients, self.strength)
@@ -170,8 +181,13 @@ class GroupPenalty(Penalty):
     strength: float
     types: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
+
     def shrink(self, coefficients: Tensor, gamma: float, layer: int) -> None:
         inputs, outputs = coefficients.shape
+        if self.types is not None and layer == 0 and inputs % self.types:
+            raise ValueError(f"{inputs} input capsules cannot be of {self.types} types")
         groups = self.types if self.types is not None and layer == 0 else inputs
         grouped = coefficients.view(inputs // groups, groups, outputs)
         norms = torch.linalg.vector_norm(grouped, dim=(0, 2), keepdim=True)
@@ -252,8 +268,11 @@ class RoutingAscent(torch.optim.Optimizer):
             raise ValueError(
                 "the network has no discriminative routing (L2Routing, L1Routing) whose coefficients ascend"
             )
-        if not gamma >= 0:
-            raise ValueError(f"gamma must not be negative, got {gamma}")
+        if not 0 <= gamma < math.inf:
+            raise ValueError(f"gamma must be zero or more, and finite, not {gamma}")
+        for part, kind in ((objective, Objective), (penalty, Penalty), (constraint, FixedNorm)):
+            if not (part is None or isinstance(part, kind)):
+                raise TypeError(f"expected an object such as {kind.__name__}, not {part!r}")
         if rule not in ("plain", "adam"):
             raise ValueError(f"rule must be 'plain' or 'adam', not {rule!r}")
         self.objective = objective or Difference()
@@ -295,6 +314,8 @@ class RoutingAscent(torch.optim.Optimizer):
             capsules: the class capsules of a forward pass, with its graph.
             labels: class numbers (B,) or (B, K), or presence (B, J).
         """
+        if not isinstance(capsules, Capsules):
+            raise TypeError("give the class capsules: network(images).capsules")
         if not capsules.totals.requires_grad:  # or the penalty alone would be followed
             raise RuntimeError(NO_GRAPH)
         totals = at_least_float32(capsules.totals)

@@ -78,12 +78,14 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     from torchcaps.data.check import check_data, draw_contact_sheet
+    from torchcaps.data.config import DataConfig
 
-    report = check_data(arguments.name)
+    config = DataConfig(name=arguments.name)
+    report = check_data(config)
     for heading, text in report.rows():
         print(f"{heading}: {text}" if heading else text)
     if arguments.sheet is not None:
-        draw_contact_sheet(arguments.name, arguments.sheet)
+        draw_contact_sheet(config, arguments.sheet)
         print(f"A contact sheet is in {arguments.sheet}")
     return 1 if report.problems else 0
 

@@ -20,7 +20,7 @@ class CapsuleLayer(nn.Module):
         input_size: components of their poses, D.
         outputs: number of output capsules, J.
         output_size: components of their poses, E.
-        routing: an object, by default :class:`torchcaps.L2Routing`.
+        routing: an object that belongs to this layer alone, by default :class:`torchcaps.L2Routing`.
         weight_std: standard deviation of the weights' start values, by default the routing's.
 
     >>> layer = CapsuleLayer(1152, 8, 10, 16)
@@ -40,10 +40,15 @@ class CapsuleLayer(nn.Module):
     ) -> None:
         super().__init__()
         routing = L2Routing() if routing is None else routing
+        if not isinstance(routing, Routing):
+            raise TypeError(f"routing must be an object such as L2Routing(), not {routing!r}")
+        if routing.connected:
+            raise ValueError("this routing object belongs to another layer already: make one for each layer")
         std = routing.start_std(inputs * input_size) if weight_std is None else weight_std
         self.weight = nn.Parameter(std * torch.randn(inputs, input_size, outputs, output_size))  # (I, D, J, E)
         self.routing = routing
         routing.connect(inputs, outputs, output_size)
+        routing.connected = True
 
     def forward(self, poses: Tensor, activations: Tensor | None = None) -> Capsules:
         """Route input capsules.

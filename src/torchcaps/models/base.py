@@ -131,6 +131,11 @@ class Network(nn.Module, ABC):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Prediction:
         """Classify images (B, C, H, W) in [0, 1], a few at a time, in evaluation mode."""
+        if images.ndim != 4 or images.shape[1:] != self.image_shape or not images.is_floating_point():
+            shape, wanted = tuple(images.shape), ", ".join(map(str, self.image_shape))
+            raise ValueError(
+                f"images of {images.dtype} with shape {shape} are not (B, {wanted}) in [0, 1]: prepare() them"
+            )
         was_training = self.training
         self.eval()
         try:

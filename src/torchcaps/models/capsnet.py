@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast, final
 
@@ -35,7 +36,7 @@ class CapsuleNetwork(Network):
         image_shape: (C, H, W) of the images.
         classes: how many, or their names.
         routing: of all capsule layers, by default :class:`torchcaps.L2Routing`; or one for each of them.
-        backbone: makes a module of your own that takes the place of the convolutions: images (B, C, H, W) -> feature
+        backbone: a module of your own, or what makes one, that takes the place of the convolutions: images (B, C, H, W) -> feature
             maps (B, channels, h, w).
         labels_per_image: classes that every image shows; 0 for any number.
         mean, std: of each channel, to normalise images with.
@@ -59,14 +60,17 @@ class CapsuleNetwork(Network):
         classes: int | Sequence[str],
         routing: Routing | Sequence[Routing] | None = None,
         *,
-        backbone: Callable[[], nn.Module] | None = None,
+        backbone: nn.Module | Callable[[], nn.Module] | None = None,
         labels_per_image: int = 1,
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
         **settings: Any,
     ) -> None:
+        if isinstance(backbone, nn.Module):
+            backbone = partial(_the_same, backbone)
         if backbone is not None:
-            settings = {"backbone": f"{backbone.__module__}:{backbone.__qualname__}", **settings}
+            name = getattr(backbone, "__qualname__", type(backbone).__name__)
+            settings = {"backbone": f"{backbone.__module__}:{name}", **settings}
         config = CapsNetConfig.from_mapping(settings)
         task = as_task(image_shape, classes, labels_per_image, mean, std)
         self._build(config, task, routing, backbone)
@@ -157,6 +161,10 @@ class CapsuleNetwork(Network):
         return configs[-1]
 
 
+def _the_same(module: nn.Module) -> nn.Module:
+    return module
+
+
 def _front(
     config: CapsNetConfig, task: TaskConfig, backbone: Callable[[], nn.Module] | None
 ) -> ImageCapsules | StemCapsules:
@@ -191,6 +199,8 @@ def _one_each(routing: Routing | Sequence[Routing] | None, layers: int) -> list[
     if routing is None or isinstance(routing, Routing):
         first = L2Routing() if routing is None else routing
         return [*(copy.deepcopy(first) for _ in range(layers - 1)), first]
+    if isinstance(routing, str | type) or not all(isinstance(layer_routing, Routing) for layer_routing in routing):
+        raise TypeError(f"routing must be an object such as L2Routing(), or several, not {routing!r}")
     if len(routing) != layers:
         raise ValueError(f"{layers} capsule layers need as many routings, not {len(routing)}")
     return list(routing)

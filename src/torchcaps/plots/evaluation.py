@@ -75,7 +75,8 @@ def compared_curves(metrics: Mapping[str, Metrics]) -> Figure:
                     axes.plot(*zip(*points), label=plain(name), marker="." if len(points) < 30 else None)
             axes.set_xlabel(abscissa)
             axes.set_ylabel(label)
-            axes.set_yscale("log")
+            axes.set_yscale("symlog", linthresh=0.01 if column == "loss" else 1.0)
+            axes.set_ylim(bottom=0)
             axes.spines[["top", "right"]].set_visible(False)
     grid[0][0].legend(frameon=False)
     return figure

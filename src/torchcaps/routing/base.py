@@ -31,10 +31,18 @@ class Routing(nn.Module, ABC):
     settings: dict[str, Any]
     """The keyword arguments it was made with: enough, with its class, to make it again."""
 
-    def __new__(cls, **settings: Any) -> Self:
+    connected: bool = False
+    """Whether it has been given to a layer."""
+
+    def __new__(cls, *positional: Any, **settings: Any) -> Self:
+        if positional:
+            raise TypeError(f"the options of {cls.__name__} are keyword arguments, such as {cls.__name__}(start=1.0)")
         routing = super().__new__(cls)
         object.__setattr__(routing, "settings", settings)
         return routing
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
     def start_std(self, fan_in: int) -> float:
         """Standard deviation that starts the weights of a layer where each output sums over ``fan_in`` numbers.
