@@ -183,9 +183,17 @@ def test_predict_classifies_a_few_at_a_time_in_evaluation_mode(training):
 
 def test_predict_remembers_the_mode_when_something_fails():
     network = CapsuleNetwork((1, 20, 20), 5, **SMALL)
+    network.front.first.weight = torch.nn.Parameter(torch.rand(4, 2, 9, 9))  # of images with two channels
     with pytest.raises(RuntimeError):
-        network.predict(torch.rand(2, 3, 20, 20))
+        network.predict(torch.rand(2, 1, 20, 20))
     assert network.training
+
+
+@pytest.mark.parametrize("images", [torch.rand(2, 3, 20, 20), torch.rand(1, 20, 20), torch.zeros(2, 1, 20, 20).byte()])
+def test_predict_says_what_images_it_takes(images):
+    network = CapsuleNetwork((1, 20, 20), 5, **SMALL)
+    with pytest.raises(ValueError, match=r"\(B, 1, 20, 20\).*prepare\(\)"):
+        network.predict(images)
 
 
 def test_what_is_found_when_images_may_show_any_number_of_classes():

@@ -132,10 +132,9 @@ class Network(nn.Module, ABC):
     def predict(self, images: Tensor) -> Prediction:
         """Classify images (B, C, H, W) in [0, 1], a few at a time, in evaluation mode."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape or not images.is_floating_point():
-            shape, wanted = tuple(images.shape), ", ".join(map(str, self.image_shape))
-            raise ValueError(
-                f"images of {images.dtype} with shape {shape} are not (B, {wanted}) in [0, 1]: prepare() them"
-            )
+            wanted = ", ".join(map(str, self.image_shape))
+            given = f"{images.dtype} with shape {tuple(images.shape)}"
+            raise ValueError(f"images must be numbers in [0, 1], (B, {wanted}), not {given}: prepare() makes them so")
         was_training = self.training
         self.eval()
         try:
@@ -232,7 +231,7 @@ def prepared(images: Tensor | np.ndarray, task: TaskConfig) -> Tensor:
 def standardised(images: Tensor) -> Tensor:
     """Each image (C, H, W) of a batch at mean 0 and standard deviation 1; one of a single colour becomes zeros."""
     flat = images.flatten(1)
-    deviation = flat.std(1, correction=0).clamp_min(flat.shape[1] ** -0.5)
+    deviation = flat.std(1, correction=0).clamp_min(flat.shape[1] ** -0.5 / 255)
     return (images - flat.mean(1).view(-1, 1, 1, 1)) / deviation.view(-1, 1, 1, 1)
 
 

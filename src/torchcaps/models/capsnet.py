@@ -36,8 +36,8 @@ class CapsuleNetwork(Network):
         image_shape: (C, H, W) of the images.
         classes: how many, or their names.
         routing: of all capsule layers, by default :class:`torchcaps.L2Routing`; or one for each of them.
-        backbone: a module of your own, or what makes one, that takes the place of the convolutions: images (B, C, H, W) -> feature
-            maps (B, channels, h, w).
+        backbone: a module of your own, or what makes one, in place of the convolutions: images (B, C, H, W) ->
+            feature maps (B, channels, h, w).
         labels_per_image: classes that every image shows; 0 for any number.
         mean, std: of each channel, to normalise images with.
         settings: sizes, by the names of :class:`torchcaps.models.config.CapsNetConfig`: ``layers`` (count and size of

@@ -41,7 +41,7 @@ def inverse_temperatures(iterations: int, *, final: float = 0.01, decay: float =
     return [final * (1 - decay**iteration) for iteration in range(1, iterations + 1)]
 
 
-def em_routing(
+def em_capsules_and_weights(
     votes: Tensor,
     activations: Tensor,
     beta_a: Tensor,
@@ -85,6 +85,11 @@ def em_routing(
                 log_shares = normalise(log_joint.mT).mT
         capsules = Capsules(means.to(outside), evidence.sigmoid().to(outside), means.to(outside))
         return capsules, log_weights.softmax(-1).mT.to(outside)
+
+
+def em_routing(votes: Tensor, activations: Tensor, beta_a: Tensor, beta_u: Tensor, **settings: Any) -> Capsules:
+    """The output capsules of :func:`em_capsules_and_weights`, with the same arguments."""
+    return em_capsules_and_weights(votes, activations, beta_a, beta_u, **settings)[0]
 
 
 def _m_and_e_step(
@@ -212,8 +217,8 @@ class EMRouting(Routing):
     def route(
         self, votes: Tensor, activations: Tensor, *, normalise: Normalise = over_output_capsules
     ) -> tuple[Capsules, Tensor]:
-        """:func:`em_routing` of votes (..., I, J, E) with this routing's parameters and settings."""
-        return em_routing(
+        """:func:`em_capsules_and_weights` of votes (..., I, J, E), with this routing's parameters and settings."""
+        return em_capsules_and_weights(
             votes,
             activations,
             self.beta_a,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -275,16 +274,11 @@ class _Run:
         checkpoints = self.folder.checkpoints.paths()
         kept = f"The last good checkpoint is {checkpoints[-1]}." if checkpoints else "No checkpoint had been made yet."
         where = f"at step {bad}" if bad >= 0 else f"in the weights by step {step}"
-        raise UserError(f"Training produced numbers that are not finite {where}: {self._likely_cause()}. {kept}")
-
-    def _likely_cause(self) -> str:
-        """Which steps were too large: those of the coefficients, if these have run away, else those of the weights."""
-        reach = self.trainer.coefficient_statistics().get("coefficient_std", 0.0)
-        if not math.isfinite(reach) or reach > 100:
-            return (
-                "the coefficient steps are too large; choose a smaller gamma, or one that falls with the learning rate"
-            )
-        return "the steps of the weights are too large; choose a smaller learning rate"
+        smaller = "learning rate, or a smaller gamma" if self.trainer.ascent else "learning rate"
+        raise UserError(
+            f"Training produced numbers that are not finite {where}: the steps are too large. Choose a smaller {smaller}. "
+            + kept
+        )
 
     def _evaluate(self, split: Split, limit: int | None = None, network: Network | None = None) -> Evaluation:
         return evaluate(

@@ -1,0 +1,131 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from commands import config_of
+from torchcaps import load
+from torchcaps.data.datasets import DataSet
+from torchcaps.errors import UserError
+from torchcaps.training import header
+from torchcaps.training.fit import Callback, fit
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.plan import Plan
+from torchcaps.training.result import RunResult
+from torchcaps.training.watch import REMARKS, Watch
+
+SMALL = {
+    "conv_channels": 8,
+    "primary_capsules": 4,
+    "threads": 1,
+    "pictures": False,
+    "reconstruction": False,
+    "shift": 0,
+}
+
+
+def shapes(images: int, side: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Bright squares at the left, in the middle or at the right of noise."""
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 60, size=(images, side, side), dtype=np.uint8)
+    labels = np.arange(images) % 3
+    for number, label in enumerate(labels):
+        left = 1 + label * (side - 6) // 2
+        pixels[number, 6:12, left : left + 5] = 220
+    return pixels, labels
+
+
+def data_of(images: int, *, validation: int = 0) -> DataSet:
+    return DataSet.from_arrays(*shapes(images), *shapes(30, seed=1), validation=validation)
+
+
+@pytest.mark.parametrize(("images", "batch", "least_steps"), [(9, 8, 200), (60, 8, 200), (300, 16, 200)])
+def test_few_images_get_small_batches_and_enough_steps(images, batch, least_steps):
+    plan = Plan.of(config_of(**SMALL), data_of(images))
+    assert plan.config.run.batch_size == batch
+    assert plan.total_steps >= least_steps
+    assert plan.config.optimiser.warmup == plan.total_steps // 10
+    assert plan.config.run.keep == "last"
+
+
+def test_what_is_chosen_is_kept():
+    plan = Plan.of(config_of(batch_size=5, steps=7, warmup=3, **SMALL), data_of(60))
+    assert (plan.config.run.batch_size, plan.total_steps, plan.config.optimiser.warmup) == (5, 7, 3)
+
+
+def test_a_handful_of_pictures_is_learned_at_the_first_try(tmp_path):
+    path = fit(config_of(out=str(tmp_path / "run"), **SMALL), data=data_of(60))
+    assert RunResult.read(RunFolder(path).result).test_error_percent < 10
+    assert RunFolder(path).config().run.batch_size == 8  # the resolved values are written
+
+
+def test_the_best_state_on_the_validation_images_is_used(tmp_path):
+    data = data_of(90, validation=30)
+    seen: dict[int, float] = {}
+
+    class Note(Callback):
+        def on_row(self, row):
+            if row["evaluation_error"] is not None:
+                seen[row["step"]] = row["evaluation_error"]
+
+    # The rate rises until the run ends in ruins: the best state is an early one.
+    config = config_of(
+        out=str(tmp_path / "run"),
+        steps=40,
+        evaluate_every=4,
+        optimizer="sgd",
+        learning_rate=2.0,
+        warmup=20,
+        routing="uniform",
+        **SMALL,
+    )
+    path = fit(config, data=data, callbacks=[Note()])
+    result = RunResult.read(RunFolder(path).result)
+    assert result.validation_error_percent == min(seen.values())
+    predicted = load(path).predict(data.validation.fetch(torch.arange(30)).on("cpu").images).labels
+    wrong = (predicted != data.validation.fetch(torch.arange(30)).labels).double().mean()
+    assert 100 * float(wrong) == pytest.approx(min(seen.values()))
+
+
+def test_patience_stops_a_run_that_gets_no_better(tmp_path):
+    config = config_of(
+        out=str(tmp_path / "run"), steps=400, evaluate_every=5, patience=2, learning_rate=0.0, matrix_rate=0.0, **SMALL
+    )
+    path = fit(config, data=data_of(90, validation=30))
+    assert RunResult.read(RunFolder(path).result).steps == 15
+
+
+def test_a_run_can_start_from_another_with_other_classes(tmp_path):
+    first = fit(config_of(out=str(tmp_path / "a"), steps=3, **SMALL), data=data_of(60))
+    images, labels = shapes(60)
+    other = DataSet.from_arrays(images, labels % 2, images[:9], labels[:9] % 2)
+    second = fit(
+        config_of(
+            out=str(tmp_path / "b"), steps=1, matrix_rate=0.0, learning_rate=0.0, **{"from": str(first)}, **SMALL
+        ),
+        data=other,
+    )
+    torch.testing.assert_close(load(second).front.first.weight, load(first).front.first.weight)
+    assert len(load(second).classes) == 2
+
+
+def test_a_run_that_does_not_learn_is_told():
+    watch = Watch()
+    rows = [{"loss": loss, "length_right": 0.95, "length_wrong": 0.95} for loss in (0.5, 0.9, 0.9, 0.9, 0.9)]
+    said = [remark for row in rows for remark in watch.remarks(row)]
+    assert sorted(said) == sorted([REMARKS["rise"], REMARKS["saturated"]])
+
+
+def test_more_memory_than_there_is_is_refused_with_advice(monkeypatch):
+    monkeypatch.setattr(header, "available_memory", lambda: 10**6)
+    plan = Plan.of(config_of(**SMALL), data_of(60))
+    with pytest.raises(UserError, match="--batch-size"):
+        header.check_memory(plan, plan.build_network())
+
+
+def test_the_header_says_what_was_chosen():
+    plan = Plan.of(config_of(**SMALL), data_of(60))
+    text = "\n".join(line for _, line in header.header_rows(plan, plan.build_network(), Path("runs/x")))
+    for words in ("3 classes", "60 train", "l2 routing, paper stem", "steps of 8 images, muon", "GB", "runs/x"):
+        assert words in text
