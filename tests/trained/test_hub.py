@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +19,13 @@ from torchcaps.trained.card import FRONT, card, write_card
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.result import RunResult
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
+constants = pytest.importorskip("huggingface_hub.constants")
 
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def network_of(**settings) -> CapsuleNetwork:
@@ -34,14 +35,23 @@ def network_of(**settings) -> CapsuleNetwork:
 
 
 def result_of(**changes) -> RunResult:
+    speeds = dict.fromkeys(("train_images_per_second", "evaluate_images_per_second", "peak_memory_mb", "seconds"), 1.0)
+    counts = {"seed": 7, "steps": 300, "batch_size": 32, "images_seen": 9600, "parameters": 9, "test_images": 360}
     values = {
-        **{"data": "digits", "model": "capsnet", "routing": "dynamic", "reconstruction": True, "seed": 7},
-        **{"steps": 300, "epochs": 2.5, "batch_size": 32, "images_seen": 9600},
-        **{"test_error_percent": 1.25, "test_images": 360, "parameters": 1000, "peak_memory_mb": 1.0},
-        **{"train_images_per_second": 1.0, "evaluate_images_per_second": 1.0, "train_seconds": 90.0, "seconds": 99.0},
-        **{"threads": 1, "processes": 1, "device": "cpu", "processor": "abacus", "versions": {"torch": "9.9"}},
+        "data": "digits",
+        "model": "capsnet",
+        "routing": "dynamic",
+        "reconstruction": True,
+        "epochs": 2.5,
+        "test_error_percent": 1.25,
+        "train_seconds": 90.0,
+        "threads": 1,
+        "processes": 1,
+        "device": "cpu",
+        "processor": "abacus",
+        "versions": {"torch": "9.9"},
     }
-    return RunResult.from_mapping({**values, **changes})
+    return RunResult.from_mapping({**speeds, **counts, **values, **changes})
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
@@ -70,10 +80,15 @@ def test_a_class_by_its_own_name_loads_too(tmp_path):
 def test_a_hostile_description_is_no_traceback(content, tmp_path):
     network_of().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(content)
+    assert outcome(tmp_path) in ("read", "refused")
+
+
+def outcome(folder: Path) -> str:
+    """What the weights' file says holds, or there is a sentence."""
     try:
-        assert Network.from_pretrained(tmp_path).classes == ("cat", "dog")  # what the weights' file says holds
+        return "read" if Network.from_pretrained(folder).classes == ("cat", "dog") else "misread"
     except UserError as error:
-        assert "no network to be had" in str(error)
+        return "refused" if "no network to be had" in str(error) else str(error)
 
 
 def test_what_is_missing_is_said(tmp_path):
@@ -104,7 +119,11 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_a_card_tells_recipe_data_error_and_versions():
     config = TrainingConfig.from_mapping(
-        {"data": {"name": "digits", "folder": "/home/me"}, "run": {"steps": 300}, "routing": {"name": "dynamic"}}
+        {
+            "data": {"name": "digits", "folder": "/home/me"},
+            "run": {"steps": 300, "out": "/home/me/run"},
+            "routing": {"name": "dynamic"},
+        }
     )
     text = card(network_of(), files={"model.safetensors": "", "m.onnx": ""}, config=config, result=result_of())
     assert text.startswith(FRONT)

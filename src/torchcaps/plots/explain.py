@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,7 +20,7 @@ from torchcaps.models.base import Network
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.models.explain import Explanation
 
-FOR, AGAINST, COLOURS = "#2166ac", "#b2182b", "RdBu"
+FOR, AGAINST = "#2166ac", "#b2182b"
 """What speaks for a class is blue, what speaks against it red, as in the other pictures."""
 SHOWN_BARS = 20
 SHOWN_TYPES = 6
@@ -54,9 +54,10 @@ def explanation(network: Network, image: Tensor, classes: Sequence[int] | None =
     explained, sentence = explained_or_why_not(network, image)
     maps = None if explained is None else explained.maps
     columns = 2 + (len(wanted) if maps is not None else 1)
+    widths = [1.0, 1.0, *[1.25 if maps is not None else 1.0] * (columns - 2)]  # a map has its colour bar beside it
     bars = min(SHOWN_BARS, len(lengths))
-    figure = Figure(figsize=(2.7 * columns + 0.6, max(2.9, 0.21 * bars + 0.9)), layout="constrained")
-    axes = figure.subplots(1, columns)
+    figure = Figure(figsize=(2.7 * sum(widths) + 0.3, max(2.9, 0.21 * bars + 0.9)), layout="constrained")
+    axes = figure.subplots(1, columns, gridspec_kw={"width_ratios": widths})
     _show(axes[0], image)
     axes[0].set_title("image", size=10)
     _bars(axes[1], network, lengths, found)
@@ -64,11 +65,11 @@ def explanation(network: Network, image: Tensor, classes: Sequence[int] | None =
         axes[2].set_axis_off()
         axes[2].text(0.5, 0.5, _wrapped(sentence), ha="center", va="center", size=9)
     else:
-        reach = _reach(maps[0, wanted])
         for place, label in zip(axes[2:], wanted):
+            reach = _reach(maps[0, label])
             _overlay(place, image, maps[0, label], reach)
             _map_title(place, network, explained, label)
-        _colour_bar(figure, list(axes[2:]), reach)
+            _colour_bar(figure, [place], reach)
     if title:
         figure.suptitle(_label(title, 80), size=11)
     return figure
@@ -93,7 +94,7 @@ def capsule_types(network: Network, image: Tensor, label: int, exciting: Excitin
     assert isinstance(network, CapsuleNetwork)
     by_type = explained.by_place[0, label].sum((0, 1))  # (types,)
     types = strongest_types(by_type, SHOWN_TYPES)
-    maps = network.front.over_pixels(explained.by_place[0, label][:, :, types].permute(2, 0, 1))
+    maps = network.front.over_pixels(explained.by_place[0, label][:, :, types].permute(2, 0, 1))  # (types, H, W)
     count = 0 if exciting is None else min(SHOWN_PATCHES, len(exciting.images))
     figure = Figure(figsize=(1.0 * count + 3.4, 1.12 * len(types) + 0.7), layout="constrained")
     grid = figure.subplots(len(types), 1 + count, squeeze=False, gridspec_kw={"width_ratios": [1.25, *[1] * count]})
@@ -140,7 +141,7 @@ def sweep(
     """
     drawn, offsets = swept(network, image, label, reach=reach, steps=steps)
     size = len(drawn)
-    figure = Figure(figsize=(0.62 * steps + 1.7, 0.64 * size + 0.9), layout="constrained")
+    figure = Figure(figsize=(0.66 * steps + 0.5, 0.66 * size + 0.9), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.01, wspace=0.0, hspace=0.0)  # type: ignore[union-attr, call-arg]
     grid = figure.subplots(size, steps, squeeze=False)
     same = bool((offsets == offsets[0]).all())
@@ -154,7 +155,7 @@ def sweep(
         if same:
             grid[0][column].set_title("as it is" if abs(offset) < 1e-9 else f"{offset:+.2f}", size=8)
     name = _label(network.classes[label])
-    head = f"the capsule of {name}: each of its {size} components moved, one a row, and drawn by the decoder"
+    head = f"capsule of {name}: each of its {size} components moved, one a row, and drawn"
     figure.suptitle("\n".join(line for line in (_label(title, 80), head) if line), size=10)
     return figure
 
@@ -258,8 +259,13 @@ def explained_or_why_not(network: Network, image: Tensor) -> tuple[Explanation |
         return None, "This routing does not say with which coefficients it sums the votes: there is nothing to map."
     finally:
         network.train(was_training)
-    on_cpu = Explanation(*(part.cpu() if isinstance(part, Tensor) else part for part in explained))
-    if explained.maps is None:
+    on_cpu = explained._replace(
+        lengths=explained.lengths.cpu(),
+        contributions=explained.contributions.cpu(),
+        by_place=None if explained.by_place is None else explained.by_place.cpu(),
+        maps=None if explained.maps is None else explained.maps.cpu(),
+    )
+    if on_cpu.maps is None:
         return on_cpu, "With capsule layers in between, contributions belong to no place of the image: there is no map."
     return on_cpu, ""
 
@@ -312,15 +318,16 @@ def _show(axes: Axes, image: Tensor) -> None:
 
 def _overlay(axes: Axes, image: Tensor, values: Tensor, reach: float) -> None:
     """A map over a pale image: blue for, red against, the stronger the less of the image is seen."""
-    pale = 1 - 0.55 * (1 - _pixels(image))
-    axes.imshow(pale if pale.ndim == 3 else np.repeat(pale[:, :, None], 3, 2))
-    shown = values.cpu().double().numpy()
-    axes.imshow(shown, cmap=COLOURS, vmin=-reach, vmax=reach, alpha=np.clip(np.abs(shown) / reach, 0, 1) ** 0.7 * 0.9)
+    pale = 1 - 0.35 * (1 - _pixels(image))
+    base = pale if pale.ndim == 3 else np.repeat(pale[:, :, None], 3, 2)
+    strength = (values.cpu().double().nan_to_num() / reach).clamp(-1, 1).numpy()[:, :, None]
+    colours = np.where(strength >= 0, to_rgb(FOR), to_rgb(AGAINST))
+    axes.imshow(base * (1 - np.abs(strength)) + colours * np.abs(strength))
     _bare(axes)
 
 
 def _colour_bar(figure: Figure, axes: Sequence[Axes], reach: float) -> None:
-    scale = ScalarMappable(Normalize(-reach, reach), COLOURS)
+    scale = ScalarMappable(Normalize(-reach, reach), LinearSegmentedColormap.from_list("", [AGAINST, "white", FOR]))
     bar = figure.colorbar(scale, ax=list(axes), shrink=0.8, pad=0.02, ticks=[-reach, 0, reach], format="{x:.2g}")
     bar.ax.tick_params(labelsize=7)
     bar.set_label("against   |   for, by pixel", size=8)

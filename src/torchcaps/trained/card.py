@@ -43,6 +43,8 @@ program = torch.export.load("{file}", extra_files=facts)
 lengths, poses = program.module()(images)  # float32, (B, {shape})""",
 }
 LARGEST_CARD = 2**20
+PLACES = {"data": ("folder",), "run": ("out",)}
+"""Settings that say where something was on the machine of the training: nobody else's business."""
 SHOWN_CLASSES = 100
 
 
@@ -117,7 +119,9 @@ def _title(network: Network, result: RunResult | None) -> str:
 
 def _summary(network: Network) -> str:
     kind = {"capsnet": "capsule network", "matrix": "network of matrix capsules", "cnn": "convolutional network"}
-    drawing = "It can draw what it sees." if network.decoder is not None else "It has no decoder."
+    drawing = "It has no decoder."
+    if network.decoder is not None:
+        drawing = "Its decoder draws what it sees; files of other formats than safetensors are without it."
     classes = len(network.classes)
     return f"A {kind.get(network.config.name, 'network')} that tells {classes} classes of images apart. {drawing}"
 
@@ -198,8 +202,8 @@ def _changed(config: TrainingConfig) -> dict[str, Any]:
             for name, value in values.items()
             if value != usual[section].get(name) or (section in ("data", "model", "routing") and name == "name")
         }
-        if section == "data":
-            different.pop("folder", None)
+        for place in PLACES.get(section, ()):
+            different.pop(place, None)
         if different:
             changed[section] = different
     return changed

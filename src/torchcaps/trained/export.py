@@ -98,7 +98,7 @@ def export(
     unchecked = path.with_name(f".{path.stem}.part{FORMATS[to]}")
     try:
         try:
-            WRITERS[to](folded, unchecked, precision)
+            WRITERS[to](folded, unchecked, precision, metadata(network, precision))
         except OSError as error:
             raise UserError(f"Cannot write to {path.parent}: {error.strerror}. Choose another folder.") from error
         answer = READERS[to](unchecked, folded)
@@ -220,7 +220,7 @@ def _program(network: Network, precision: str) -> torch.export.ExportedProgram:
         raise UserError(f"This network cannot be exported: {reason}") from error
 
 
-def _write_onnx(network: Network, path: Path, precision: str) -> None:
+def _write_onnx(network: Network, path: Path, precision: str, facts: dict[str, str]) -> None:
     onnx_modules("onnx", "onnxscript", "onnxruntime")
     if sum(tensor.numel() for tensor in network.state_dict().values()) * 4 > LARGEST_ONNX:
         raise UserError("This network is too large for one ONNX file of 2 GB: export it to pt2 or safetensors.")
@@ -230,22 +230,22 @@ def _write_onnx(network: Network, path: Path, precision: str) -> None:
             program, dynamo=True, input_names=[INPUT], output_names=list(OUTPUTS), verbose=False, optimize=True
         )
         assert made is not None
-        made.model.metadata_props.update(metadata(network, precision))
+        made.model.metadata_props.update(facts)
         made.model.producer_name, made.model.producer_version = "torchcaps", torchcaps.__version__
         made.save(path, external_data=False)
 
 
-def _write_pt2(network: Network, path: Path, precision: str) -> None:
+def _write_pt2(network: Network, path: Path, precision: str, facts: dict[str, str]) -> None:
     program = _program(network, precision)
     with _quiet():
-        torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata(network, precision))})
+        torch.export.save(program, path, extra_files={METADATA: json.dumps(facts)})
 
 
-def _write_safetensors(network: Network, path: Path, precision: str) -> None:
-    network.save(path, precision=precision)
+def _write_safetensors(network: Network, path: Path, precision: str, facts: dict[str, str]) -> None:
+    network.save(path, precision=precision)  # its description has the facts already
 
 
-WRITERS: dict[str, Callable[[Network, Path, str], None]] = {
+WRITERS: dict[str, Callable[[Network, Path, str, dict[str, str]], None]] = {
     "onnx": _write_onnx,
     "pt2": _write_pt2,
     "safetensors": _write_safetensors,

@@ -28,7 +28,7 @@ except ImportError as error:
 CONFIG = "config.json"
 
 
-class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-classification"):  # type: ignore[misc]
+class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-classification"):
     """A network with the hub's way of saving and loading.
 
     Args:
@@ -65,7 +65,7 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
         """
         place = str(pretrained_model_name_or_path)
         try:
-            return super().from_pretrained(place, **options)  # type: ignore[no-any-return]
+            return super().from_pretrained(place, **options)
         except UserError:
             raise
         except Exception as error:  # no such repository, no connection, a description that is none
