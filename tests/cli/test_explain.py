@@ -77,12 +77,12 @@ def test_without_data_and_decoder_the_rest_is_drawn(picture, tmp_path, capsys):
     sizes = ["--conv-channels", "4", "--second-channels", "8", "--batch-size", "8", "--threads", "1"]
     flags = ["--model", "cnn", *sizes, "--no-reconstruction", "--steps", "1", "--test-images", "10"]
     assert main(["train", *flags, "--out", str(run)]) == 0
-    config = (run / "config.yaml").read_text().replace("name: digits", "name: mnist")
+    config = (run / "config.yaml").read_text().replace("name: digits", "name: folder:/nowhere/at/all")
     (run / "config.yaml").write_text(config)
     twin = tmp_path / "other" / "three.png"
     twin.parent.mkdir()
     shutil.copy(picture, twin)
-    code, said, complaint = explain(capsys, run, picture, twin, "--data-dir", tmp_path / "none")
+    code, said, complaint = explain(capsys, run, picture, twin)
     assert code == 0
     assert "Only a capsnet" in said
     assert "has no decoder" in said

@@ -39,6 +39,8 @@ METADATA = "torchcaps.json"
 BOUND = 1e-3
 """The largest difference allowed between a network and its file, relative to the largest answer if that is above 1."""
 RANDOM_IMAGES = 8
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+"""What the extra [export] brings."""
 LARGEST_ONNX = 1_900_000_000  # bytes of weights: one file holds at most 2 GB
 
 Answers = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -86,7 +88,7 @@ def export(
     Raises:
         UserError: the network cannot be exported, or the file's answers are not the network's; no file is left.
     """
-    _check_choices(to, precision)
+    check_choices(to, precision)
     path = Path(path)
     folded = network.folded().cpu().float()
     folded.decoder = folded.decoder if to == "safetensors" else None
@@ -133,7 +135,6 @@ def export_path(folder: Path, to: str, precision: str) -> Path:
     >>> export_path(Path("run"), "onnx", "int8").as_posix()
     'run/export/model-int8.onnx'
     """
-    _check_choices(to, precision)
     return folder / "export" / f"model{'' if precision == 'float32' else f'-{precision}'}{FORMATS[to]}"
 
 
@@ -144,7 +145,6 @@ def with_errors(report: ExportReport, before: float, after: float, images: int) 
 
 def rounded(network: Network, precision: str) -> Network:
     """A folded copy of a network whose weights are what a file of this precision stores: its answers are the file's."""
-    _check_choices("onnx", precision)
     return _rounded(network.folded(), precision)
 
 
@@ -221,13 +221,17 @@ def _program(network: Network, precision: str) -> torch.export.ExportedProgram:
 
 
 def _write_onnx(network: Network, path: Path, precision: str, facts: dict[str, str]) -> None:
-    onnx_modules("onnx", "onnxscript", "onnxruntime")
     if sum(tensor.numel() for tensor in network.state_dict().values()) * 4 > LARGEST_ONNX:
         raise UserError("This network is too large for one ONNX file of 2 GB: export it to pt2 or safetensors.")
     program = _program(network, precision)
     with _quiet():
         made = torch.onnx.export(
-            program, dynamo=True, input_names=[INPUT], output_names=list(OUTPUTS), verbose=False, optimize=True
+            program,
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=list(OUTPUTS),
+            dynamic_shapes={INPUT: {0: "batch"}},  # the name; the program knows the rest
+            verbose=False,
         )
         assert made is not None
         made.model.metadata_props.update(facts)
@@ -298,11 +302,14 @@ def onnx_modules(*names: str) -> list[ModuleType]:
         raise UserError("Export to ONNX needs more packages: pip install 'torchcaps[export]'.") from error
 
 
-def _check_choices(to: str, precision: str) -> None:
+def check_choices(to: str, precision: str) -> None:
+    """Raise :class:`UserError` for a format or precision that there is not, or that needs what is not installed."""
     if to not in FORMATS:
         raise UserError(f"There is no format {to!a}: choose one of {', '.join(FORMATS)}.")
     if precision not in PRECISIONS:
         raise UserError(f"There is no precision {precision!a}: choose one of {', '.join(PRECISIONS)}.")
+    if to == "onnx":
+        onnx_modules(*NEEDED)
 
 
 def _rounded(folded: Network, precision: str) -> Network:

@@ -18,7 +18,7 @@ from torchcaps.models.base import Network
 from torchcaps.models.files import load
 from torchcaps.routing.base import Routing
 from torchcaps.trained.card import card, stored_files, write_card
-from torchcaps.trained.export import ExportReport, export, export_path, rounded, with_errors
+from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded, with_errors
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.training.config import RunConfig, TrainingConfig
@@ -160,6 +160,7 @@ class TrainedRun:
             precision: of the stored weights: "float32", or "float16" or "int8", whose test error is measured, too.
             data_folder: where data sets are kept.
         """
+        check_choices(to, precision)
         path = export_path(self.folder.path, to, precision) if out is None else out
         if path.exists() and path.samefile(self.folder.network):
             raise UserError(f"{path} is the trained network itself: choose another file.")
