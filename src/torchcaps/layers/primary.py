@@ -106,6 +106,12 @@ class ImageCapsules(nn.Module):
         rows, columns = (side + grow for side in self.image_shape[1:])
         return 4 * rows * columns * self.first.out_channels
 
+    def field(self, row: int, column: int) -> tuple[int, int, int]:
+        """The square of the image that a place of the map sees: its top, its left and its side, in pixels."""
+        side = 2 * self.first.kernel_size[0] - 1
+        margin = 2 * self.padding  # above and to the left of the image
+        return self.STRIDE * row - margin, self.STRIDE * column - margin, side
+
     def over_pixels(self, maps: Tensor) -> Tensor:
         """Spread numbers of the map's places over the pixels they come from: (N, H', W') -> (N, H, W), the same sums.
 
@@ -124,6 +130,9 @@ class ImageCapsules(nn.Module):
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
+        if self.padding:  # which the fast convolution does not know
+            hidden = F.leaky_relu(self.first(images), self.negative_slope)
+            return _group(self.second(hidden).permute(0, 2, 3, 1), self.size)
         places = conv_pair(
             images,
             self.first.weight,

@@ -68,6 +68,12 @@ class StemCapsules(nn.Module):
         self.primary = PrimaryCapsules(channels, types, size, kernel=kernel, stride=1)
         self.map_shape = (height - kernel + 1, width - kernel + 1, types)
 
+    def field(self, row: int, column: int) -> tuple[int, int, int]:
+        """The square of the image that a place of the map mainly sees: its top, its left and its side, in pixels."""
+        kernel = self.primary.conv.kernel_size[0]
+        height, width = (side / (places + kernel - 1) for side, places in zip(self.image_shape[1:], self.map_shape))
+        return round(height * row), round(width * column), round(kernel * max(height, width))
+
     @torch.no_grad()
     def numbers_per_image(self) -> int:
         """Roughly how many numbers training holds for each image: what all modules put out, and its gradient."""

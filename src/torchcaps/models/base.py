@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, margin_loss
 from torchcaps.layers.decoder import Decoder
 from torchcaps.models.config import ModelConfig, TaskConfig
+from torchcaps.models.packing import pack
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.storage import write_tensors
 
@@ -179,14 +180,48 @@ class Network(nn.Module, ABC):
         """Name and settings of the routing; those of the default where the network has none to choose."""
         return RoutingConfig()
 
-    def save(self, path: Path | str) -> None:
-        """Write weights and description to one file, for :func:`torchcaps.load`."""
-        description = {
+    def description(self) -> dict[str, Any]:
+        """All of it but its weights, as plain values: model, task and routing."""
+        return {
             "model": self.config.to_mapping(),
             "task": self.task.to_mapping(),
             "routing": self.routing_config().to_mapping(),
         }
-        write_tensors(Path(path), self.state_dict(), {"network": description})
+
+    def save(self, path: Path | str, *, precision: str = "float32") -> None:
+        """Write weights and description to one file, for :func:`torchcaps.load`.
+
+        Args:
+            path: of the file.
+            precision: of the weights there: "float32" as they are, "float16" or "int8" for a smaller file.
+        """
+        state = self.state_dict() if precision == "float32" else pack(self.state_dict(), precision)
+        write_tensors(Path(path), state, {"network": self.description()})
+
+    def save_pretrained(self, folder: Path | str, *, precision: str = "float32") -> None:
+        """Write a folder in the convention of the Hugging Face hub: config.json, model.safetensors, README.md.
+
+        Needs the extra [hub]; sends nothing. :func:`torchcaps.load` reads such a folder without it.
+
+        Args:
+            folder: made if it is not there.
+            precision: of the weights, as for :meth:`save`.
+        """
+        from torchcaps.trained.hub import Pretrained
+
+        Pretrained(self, precision=precision).save_pretrained(folder)
+
+    @staticmethod
+    def from_pretrained(folder: Path | str, **options: Any) -> Network:
+        """The network that :meth:`save_pretrained` wrote to a folder, or ``owner/name`` on the Hugging Face hub.
+
+        Args:
+            folder: a folder, or the name of a repository.
+            options: ``routing`` and ``device`` as for :func:`torchcaps.load`, and the hub's own, such as ``revision``.
+        """
+        from torchcaps.trained.hub import Pretrained
+
+        return Pretrained.from_pretrained(folder, **options).network
 
 
 def as_task(

@@ -13,6 +13,7 @@ from torchcaps.atomic import DamagedFile
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.config import ModelConfig, Own, TaskConfig
+from torchcaps.models.packing import unpack
 from torchcaps.routing.base import Routing
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.settings import SettingError, Settings, setting
@@ -62,7 +63,11 @@ def load(
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"There is no trained network at {path}.")
-    tensors, state = read_tensors(file)
+    stored, state = read_tensors(file)
+    try:
+        tensors = unpack(stored)
+    except ValueError as error:
+        raise DamagedFile(f"{file} is damaged: {error}.") from None
     network = _described(file, state, tensors, Own(routing, backbone))
     network.load_state_dict(tensors)
     return network.to(device).eval()

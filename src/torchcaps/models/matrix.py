@@ -95,7 +95,7 @@ class MatrixCapsuleNetwork(Network):
 
     def route(self, capsules: Capsules) -> Capsules:
         """Primary capsules (B, I, 16) -> class capsules (B, J, 16)."""
-        B = len(capsules.poses)
+        B = capsules.poses.shape[0]  # not len(), which export would take for a constant
         poses = capsules.poses.reshape(B, *self.map_shape, POSE)
         capsules = Capsules(poses, capsules.activations.reshape(B, *self.map_shape), poses)
         for layer in self.layers:

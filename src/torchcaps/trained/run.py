@@ -8,12 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from torchcaps.atomic import write_atomically
+from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load
+from torchcaps.trained.card import card, stored_files, write_card
+from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded, with_errors
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.training.config import RunConfig, TrainingConfig
@@ -22,8 +27,11 @@ from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import usable_cores
 from torchcaps.training.plan import Plan
+from torchcaps.training.result import RunResult
 
 PRUNING = "pruning.json"
+CHECKED_IMAGES = 64
+"""Test images that an exported network is compared on."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +150,53 @@ class TrainedRun:
         pruned.network.save(smaller.network)
         return report
 
+    def export(
+        self, out: Path | None = None, *, to: str = "onnx", precision: str = "float32", data_folder: str | None = None
+    ) -> ExportReport:
+        """Write the network for other programs, with a model card beside it; compared on test images if there are any.
+
+        Args:
+            out: the file; by default one in the folder ``export`` of the run.
+            to: "onnx", "pt2" or "safetensors".
+            precision: of the stored weights: "float32", or "float16" or "int8", whose test error is measured, too.
+            data_folder: where data sets are kept.
+        """
+        check_choices(to, precision)
+        path = export_path(self.folder.path, to, precision) if out is None else out
+        if path.exists() and path.samefile(self.folder.network):
+            raise UserError(f"{path} is the trained network itself: choose another file.")
+        try:
+            plan: Plan | None = self.plan(data_folder=data_folder)
+        except UserError:  # the data are not on this machine
+            plan = None
+        images = None if plan is None else sample_images(plan.data.test, plan.augmentation, CHECKED_IMAGES)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report = export(self.network, path, to=to, precision=precision, images=images)
+        if plan is not None and precision != "float32":
+            before, after = (
+                self.evaluate(plan, network=network) for network in (self.network, rounded(self.network, precision))
+            )
+            report = with_errors(report, before.error_percent, after.error_percent, after.images)
+        self._write_card(report)
+        return report
+
+    def _write_card(self, report: ExportReport) -> None:
+        folder = report.path.parent
+        result = RunResult.read(self.folder.result) if self.folder.result.exists() else None
+        error = (report.error_percent[0], report.test_images) if report.error_percent and result is None else None
+        files = stored_files(folder, {report.path.name: report})
+        write_card(folder, card(self.network, files=files, config=self.folder.config(), result=result, error=error))
+
     def _measured(self, plan: Plan, network: Network) -> Measured:
         outcome = self.evaluate(plan, network=network)
         return Measured(outcome.error_percent, outcome.images, network.numbers(), round(outcome.images_per_second, 1))
+
+
+def sample_images(split: Split, augmentation: Augmentation, count: int) -> Tensor:
+    """At most this many images (B, C, H, W) as the network sees them, from all over a split."""
+    count = min(count, len(split))
+    chosen = split.fetch(torch.arange(count) * len(split) // max(1, count))
+    return augmentation.centre(chosen).on("cpu").images
 
 
 def _has_own_shape(data: str) -> bool:

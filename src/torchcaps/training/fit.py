@@ -276,8 +276,8 @@ class _Run:
         where = f"at step {bad}" if bad >= 0 else f"in the weights by step {step}"
         smaller = "learning rate, or a smaller gamma" if self.trainer.ascent else "learning rate"
         raise UserError(
-            f"Training produced numbers that are not finite {where}: the steps are too large. Choose a smaller {smaller}. "
-            + kept
+            f"Training produced numbers that are not finite {where}: the steps are too large. Choose a smaller "
+            f"{smaller}. {kept}"
         )
 
     def _evaluate(self, split: Split, limit: int | None = None, network: Network | None = None) -> Evaluation:

@@ -1,0 +1,102 @@
+"""Trained networks as folders in the convention of the Hugging Face hub: extra [hub].
+
+``network.save_pretrained(folder)`` and ``Network.from_pretrained(folder)`` are the short way; for a folder nothing is
+sent or fetched. :class:`Pretrained` has what else the hub offers, ``push_to_hub`` first of all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+import torchcaps
+from torchcaps.atomic import write_atomically
+from torchcaps.errors import UserError
+from torchcaps.models.base import Network
+from torchcaps.models.files import MODEL_FILE, load
+from torchcaps.routing.base import Routing
+from torchcaps.trained.card import card, write_card
+
+try:
+    from huggingface_hub import ModelHubMixin, hf_hub_download
+except ImportError as error:
+    raise UserError("The hub's conventions need another package: pip install 'torchcaps[hub]'.") from error
+
+CONFIG = "config.json"
+
+
+class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-classification"):
+    """A network with the hub's way of saving and loading.
+
+    Args:
+        network: the trained network; ``pretrained.network`` is where it is again.
+        precision: of the stored weights: "float32", "float16" or "int8".
+        text: of the model card; by default one is made from the network alone.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Pretrained(torchcaps.CapsuleNetwork((1, 28, 28), ["cat", "dog"])).save_pretrained(folder)
+    ...     Pretrained.from_pretrained(folder).network.classes
+    ('cat', 'dog')
+    """
+
+    def __init__(self, network: Network, *, precision: str = "float32", text: str | None = None) -> None:
+        self.network = network
+        self._precision = precision
+        self._text = text
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        self.network.save(save_directory / MODEL_FILE, precision=self._precision)
+        settings = {"library": "torchcaps", "version": torchcaps.__version__, **self.network.description()}
+        write_atomically(save_directory / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
+        write_card(save_directory, self._text or card(self.network, files={MODEL_FILE: ""}))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """The network of a folder, or of a repository on the hub.
+
+        Args:
+            pretrained_model_name_or_path: a folder that :meth:`save_pretrained` made, or ``owner/name``.
+            options: ``routing`` (the class of a routing of your own), ``device``, and those of the hub: ``revision``,
+                ``cache_dir``, ``token``, ``force_download``, ``local_files_only``.
+        """
+        place = str(pretrained_model_name_or_path)
+        try:
+            return super().from_pretrained(place, **options)
+        except UserError:
+            raise
+        except Exception as error:  # no such repository, no connection, a description that is none
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0][:300]
+            raise UserError(f"There is no network to be had from {place!a}: {reason}") from error
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        routing: type[Routing] | None = None,
+        device: torch.device | str = "cpu",
+        **unused: Any,
+    ) -> Self:
+        file = Path(model_id) / MODEL_FILE
+        if not Path(model_id).is_dir():
+            file = Path(
+                hf_hub_download(
+                    repo_id=model_id,
+                    filename=MODEL_FILE,
+                    revision=revision,
+                    cache_dir=cache_dir,
+                    force_download=force_download,
+                    token=token,
+                    local_files_only=local_files_only,
+                )
+            )
+        return cls(load(file, routing=routing, device=device))
