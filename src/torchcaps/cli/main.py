@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("predict", "classify image files with a trained network"),
     "compare": ("compare", "one table and the curves of several runs"),
     "prune": ("prune", "a smaller network without the capsules that no class uses"),
+    "serve": ("serve", "a page to see and touch what is inside a trained network"),
     "data": ("data", "list, fetch, verify and check data sets"),
     "bench": ("bench", "speed and memory of every routing, side by side"),
     "reproduce": ("reproduce", "the paper's table and figures, from real runs"),
