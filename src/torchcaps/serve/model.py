@@ -28,15 +28,16 @@ CURVE_POINTS = 400
 
 @dataclass(frozen=True)
 class ContributionMap:
-    """What every pixel adds to or takes from one class capsule."""
+    """What the places of an image add to and take from the length that one class capsule has before the squash."""
 
     label: int
-    values: Tensor
-    """(H, W), adding up to what the whole image contributes."""
     adds: float
     """Sum of the positive contributions of primary capsules,"""
     takes: float
-    """and of the negative ones: together the capsule's length before the squash."""
+    """and of the negative ones: together that length."""
+    adds_map: Tensor
+    """(H, W) the same over the pixels"""
+    takes_map: Tensor
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,14 @@ class ServedModel:
         if self.has_maps:
             assert isinstance(self.network, CapsuleNetwork)
             explanation = self.network.explain(image)
-            assert explanation.maps is not None
+            assert explanation.by_place is not None
             capsules = explanation.capsules
             chosen = int(capsules.activations[0].argmax()) if label is None else label
-            shares = explanation.contributions[0, :, chosen]
-            contributions = ContributionMap(
-                chosen,
-                explanation.maps[0, chosen],
-                float(shares.clamp_min(0).sum()),
-                float(shares.clamp_max(0).sum()),
-            )
+            shares = explanation.by_place[0, chosen]  # (rows, columns, types)
+            signed = torch.stack([shares.clamp_min(0).sum(-1), shares.clamp_max(0).sum(-1)])
+            adds_map, takes_map = self.network.front.over_pixels(signed)
+            adds, takes = signed.sum((1, 2)).tolist()
+            contributions = ContributionMap(chosen, adds, takes, adds_map, takes_map)
         else:
             capsules = self.network(image).capsules
         found = [number for number in self.network.found(capsules)[0].tolist() if number >= 0]

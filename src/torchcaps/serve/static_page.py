@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -127,16 +126,12 @@ def _affine(matrix: Tensor, bias: Tensor | None, bits: int) -> dict[str, Any]:
     values = matrix.detach().float().cpu().contiguous()
     if not values.isfinite().all() or values.abs().max() > LARGEST_HALF:
         raise UserError("The network has weights that are too large or no numbers at all: it cannot be used.")
-    content: dict[str, Any] = {"bits": bits, "bias": None if bias is None else _float32(bias)}
+    content: dict[str, Any] = {"bits": bits, "bias": None if bias is None else wire.float_text(bias)}
     if bits == 16:
         return {**content, "weight": wire.as_text(values.numpy().astype("<f2"))}
     scales = (values.abs().amax(0) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     whole = (values / scales).round().to(torch.int8)
-    return {**content, "weight": wire.as_text(whole.numpy()), "scales": _float32(scales)}
-
-
-def _float32(tensor: Tensor) -> str:
-    return wire.as_text(tensor.detach().float().cpu().numpy().astype(np.dtype("<f4")))
+    return {**content, "weight": wire.as_text(whole.numpy()), "scales": wire.float_text(scales)}
 
 
 def _numbers(tensor: Tensor) -> list[float]:

@@ -72,10 +72,11 @@ class Info(BaseModel):
 
 class Map(BaseModel):
     label: int
-    values: str
-    """float32 (H, W), little end first, in base64."""
     adds: float
     takes: float
+    adds_map: str
+    """float32 (H, W), little end first, in base64."""
+    takes_map: str
 
 
 class Drawn(BaseModel):
@@ -151,9 +152,10 @@ def answer_of(analysis: Analysis) -> Answer:
         if contributions is None
         else Map(
             label=contributions.label,
-            values=as_text(contributions.values.float().cpu().numpy().astype("<f4")),
             adds=contributions.adds,
             takes=contributions.takes,
+            adds_map=float_text(contributions.adds_map),
+            takes_map=float_text(contributions.takes_map),
         ),
     )
 
@@ -164,6 +166,10 @@ def picture_of(sample: Sample) -> Picture:
 
 def as_text(array: np.ndarray) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+def float_text(tensor: Tensor) -> str:
+    return as_text(tensor.detach().float().cpu().numpy().astype("<f4"))
 
 
 def image_text(image: Tensor) -> str:

@@ -124,6 +124,7 @@ class App {
     try {
       const answers = await this.backend.analyse(bytes, pinned);
       answers.forEach((answer, number) => this.panels[number].show(answer, bytes, pinned, empty));
+      byId("glance").textContent = this.verdict();
       document.body.dataset.answers = Number(document.body.dataset.answers || 0) + 1;
       this.speak();
     } catch (error) {
@@ -131,13 +132,15 @@ class App {
     }
   }
 
+  verdict() {
+    const several = this.panels.length > 1;
+    return this.panels.map((panel) => (several ? `${panel.model.name}: ${panel.verdict}` : panel.verdict)).join(" ");
+  }
+
   speak() {
     clearTimeout(this.speaking);
     this.speaking = setTimeout(() => {
-      const several = this.panels.length > 1;
-      byId("spoken").textContent = this.panels
-        .map((panel) => (several ? `${panel.model.name}: ${panel.verdict}` : panel.verdict))
-        .join(" ");
+      byId("spoken").textContent = this.verdict();
     }, SPEAK_AFTER);
   }
 

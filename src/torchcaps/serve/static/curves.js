@@ -40,6 +40,7 @@ function lineChart(title, unit, lines) {
       svgElement("text", { class: "tick", x: x(value), y: height - 10, "text-anchor": "middle" }, value.toLocaleString("en")),
     );
   }
+  svg.append(svgElement("text", { class: "tick", x: width - right, y: height - bottom - 6, "text-anchor": "end" }, "steps"));
   lines.forEach((line, number) => {
     const path = line.points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
     svg.append(svgElement("path", { class: `line run-${number}`, d: path.join("") }));

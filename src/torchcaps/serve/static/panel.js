@@ -10,6 +10,8 @@ function element(tag, className, text) {
 
 const inWords = (names) => (names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`);
 
+const UNSURE_BELOW = 0.5; // length of a capsule
+
 class Panel {
   /** number is the model's; onChoose(label or null) is called when a class is chosen, null for the surest. */
   constructor(place, backend, info, number, { onChoose, onProblem }) {
@@ -79,7 +81,9 @@ class Panel {
     slider.disabled = !this.model.has_decoder;
     slider.setAttribute("aria-label", `Component ${number + 1}`);
     const value = element("output", "value");
-    row.append(element("span", "number", String(number + 1)), slider, value);
+    const holder = element("span", "holder");
+    holder.append(slider, element("span", "mark"));
+    row.append(element("span", "number", String(number + 1)), holder, value);
     slider.addEventListener("focus", () => this.choose(number));
     slider.addEventListener("input", () => {
       this.pose[number] = Number(slider.value);
@@ -89,7 +93,7 @@ class Panel {
       else this.choose(number);
     });
     this.find(".sliders").append(row);
-    return { slider, value };
+    return { row, slider, value };
   }
 
   /** Show an answer to an image: bytes (C, H, W). pinned is the class that the user chose, or null. */
@@ -99,11 +103,7 @@ class Panel {
     this.label = pinned === null ? this.surest() : pinned;
     const { classes } = this.info;
     const names = answer.found.map((label) => classes[label]);
-    this.verdict = empty
-      ? "The image is empty."
-      : names.length
-        ? `It sees ${inWords(names)}.`
-        : "It sees none of its classes.";
+    this.verdict = this.inASentence(names, empty);
     this.find(".verdict").textContent = this.verdict;
     this.bars.forEach(({ button, fill, value }, label) => {
       const length = answer.lengths[label];
@@ -118,6 +118,13 @@ class Panel {
     this.showRedrawn();
     this.showMap();
     this.reset();
+  }
+
+  inASentence(names, empty) {
+    if (empty) return "The image is empty.";
+    if (!names.length) return "It sees none of its classes.";
+    const unsure = this.answer.found.some((label) => this.answer.lengths[label] < UNSURE_BELOW);
+    return unsure ? `It is not sure: perhaps ${inWords(names)}.` : `It sees ${inWords(names)}.`;
   }
 
   surest() {
@@ -148,11 +155,18 @@ class Panel {
   showMap() {
     const { map } = this.answer;
     if (!map) return;
-    const canvas = this.find(".map canvas");
-    paintMap(canvas, map.values, this.bytes, this.info.image_shape);
     const name = this.info.classes[map.label];
     const [adds, takes] = [map.adds.toFixed(2), Math.abs(map.takes).toFixed(2)];
-    canvas.setAttribute("aria-label", `Places that add to ${name} in blue, ${adds} in all, and take from it in orange, ${takes} in all`);
+    const maps = {
+      together: [map.adds_map.map((value, place) => value + map.takes_map[place]), `in blue where the image adds to ${name}, in orange where it takes from it`],
+      adds: [map.adds_map, `all that adds to ${name}: ${adds}`],
+      takes: [map.takes_map, `all that takes from ${name}: ${takes}`],
+    };
+    for (const [kind, [values, words]] of Object.entries(maps)) {
+      const canvas = this.find(`.map-${kind} canvas`);
+      paintMap(canvas, values, this.bytes, this.info.image_shape);
+      canvas.setAttribute("aria-label", words);
+    }
     this.find(".adds b").textContent = adds;
     this.find(".takes b").textContent = takes;
     const total = map.adds + map.takes;
@@ -170,7 +184,7 @@ class Panel {
       slider.min = -this.limit;
       slider.max = this.limit;
       slider.value = this.pose[number];
-      slider.style.setProperty("--share", (this.pose[number] + this.limit) / (2 * this.limit));
+      slider.parentElement.style.setProperty("--share", (this.pose[number] + this.limit) / (2 * this.limit));
       this.showValue(number);
     });
     if (!this.model.has_decoder) return;
@@ -200,7 +214,7 @@ class Panel {
     const [component, label, pose] = [this.component, this.label, [...this.pose]];
     const [strip] = await this.backend.sweep(this.number, label, pose, component);
     this.find(".swept").textContent = component + 1;
-    this.sliders.forEach(({ slider }, number) => slider.parentElement.classList.toggle("current", number === component));
+    this.sliders.forEach(({ row }, number) => row.classList.toggle("current", number === component));
     this.fillStrip(this.find(".strip"), strip, component, pose[component]);
   }
 

@@ -73,7 +73,9 @@ function fromCanvas(canvas, [channels, height, width], scale) {
   return bytes;
 }
 
-/** Contributions (H, W) over a faint image: one colour adds, the other takes away. */
+const MAP_COLOURS = { adds: [59, 130, 246], takes: [245, 128, 11] };
+
+/** Contributions (H, W), none or some of them negative, over a faint image: one colour adds, the other takes away. */
 function paintMap(canvas, values, bytes, shape) {
   const [channels, height, width] = shape;
   canvas.width = width;
@@ -81,13 +83,11 @@ function paintMap(canvas, values, bytes, shape) {
   const image = new ImageData(width, height);
   let largest = 1e-12;
   for (const value of values) largest = Math.max(largest, Math.abs(value));
-  const adds = [59, 130, 246];
-  const takes = [245, 128, 11];
   for (let place = 0; place < height * width; place++) {
     let grey = 0;
     for (let channel = 0; channel < channels; channel++) grey += bytes[channel * height * width + place] / channels;
     const strength = Math.pow(Math.abs(values[place]) / largest, 0.8);
-    const colour = values[place] >= 0 ? adds : takes;
+    const colour = MAP_COLOURS[values[place] >= 0 ? "adds" : "takes"];
     const under = 18 + 0.75 * grey;
     for (let part = 0; part < 3; part++) {
       image.data[4 * place + part] = under + (colour[part] - under) * 0.85 * strength;

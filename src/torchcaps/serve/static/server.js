@@ -35,7 +35,11 @@ class ServerBackend {
     return answers.map((answer) => ({
       ...answer,
       reconstructions: answer.reconstructions.map((each) => ({ ...each, image: bytesOf(each.image) })),
-      map: answer.map && { ...answer.map, values: new Float32Array(bytesOf(answer.map.values).buffer) },
+      map: answer.map && {
+        ...answer.map,
+        adds_map: new Float32Array(bytesOf(answer.map.adds_map).buffer),
+        takes_map: new Float32Array(bytesOf(answer.map.takes_map).buffer),
+      },
     }));
   }
 
