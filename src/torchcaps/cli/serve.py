@@ -88,7 +88,7 @@ def _serve(arguments: argparse.Namespace, models: list[ServedModel], gallery: Ga
 
     hosts = Hosts.listening_on(arguments.host, arguments.allow_host)
     app = make_app(models, gallery=gallery, no_samples=no_samples, hosts=hosts)
-    listening = _listening(arguments.host, arguments.port)
+    listening = listening_on(arguments.host, arguments.port)
     name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     shown = "localhost" if arguments.host in ("0.0.0.0", "::") else name
     address = f"http://{shown}:{listening.getsockname()[1]}/"
@@ -112,7 +112,8 @@ def _serve(arguments: argparse.Namespace, models: list[ServedModel], gallery: Ga
         uvicorn.Server(config).run([listening])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening_on(host: str, port: int) -> socket.socket:
+    """A socket that listens on this address and port; 0 for any port that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

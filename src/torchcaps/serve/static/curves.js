@@ -11,13 +11,13 @@ function svgElement(name, attributes, text) {
   return element;
 }
 
-/** Round numbers, about `count` of them, from 0 to `most`. */
+/** Round numbers, about `count` of them, from 0 to `most` or just above. */
 function ticks(most, count) {
   const rough = most / count;
   const power = Math.pow(10, Math.floor(Math.log10(rough)));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
   const all = [];
-  for (let value = 0; value <= most * 1.0001; value += step) all.push(Number(value.toPrecision(6)));
+  for (let value = 0; value < most + 0.5 * step; value += step) all.push(Number(value.toPrecision(6)));
   return all;
 }
 
@@ -25,22 +25,23 @@ function ticks(most, count) {
 function lineChart(title, unit, lines) {
   const { width, height, left, right, top, bottom } = CHART;
   const xMost = Math.max(...lines.flatMap((line) => line.points.map(([x]) => x)), 1);
-  const yMost = Math.max(...lines.flatMap((line) => line.points.map(([, y]) => y)), 1e-6);
+  const highest = Math.max(...lines.flatMap((line) => line.points.map(([, y]) => y)), 1e-6);
+  const yTicks = ticks(highest, 4);
+  const yMost = Math.max(highest, yTicks[yTicks.length - 1]);
   const x = (value) => left + (value / xMost) * (width - left - right);
   const y = (value) => height - bottom - (value / yMost) * (height - top - bottom);
   const last = lines.map((line) => `${line.name} ends at ${line.points[line.points.length - 1][1].toPrecision(3)}${unit}`);
   const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
   svg.setAttribute("aria-label", `${title} over the steps of training: ${last.join("; ")}`);
-  for (const value of ticks(yMost, 4)) {
+  for (const value of yTicks) {
     svg.append(svgElement("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
     svg.append(svgElement("text", { class: "tick", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, `${value}${unit}`));
   }
-  for (const value of ticks(xMost, 5)) {
+  for (const value of ticks(xMost, 5).filter((tick) => tick <= xMost)) {
     svg.append(
       svgElement("text", { class: "tick", x: x(value), y: height - 10, "text-anchor": "middle" }, value.toLocaleString("en")),
     );
   }
-  svg.append(svgElement("text", { class: "tick", x: width - right, y: height - bottom - 6, "text-anchor": "end" }, "steps"));
   lines.forEach((line, number) => {
     const path = line.points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
     svg.append(svgElement("path", { class: `line run-${number}`, d: path.join("") }));
@@ -51,7 +52,7 @@ function lineChart(title, unit, lines) {
   });
   const figure = document.createElement("figure");
   const caption = document.createElement("figcaption");
-  caption.textContent = title;
+  caption.textContent = `${title}, by step`;
   figure.append(caption, svg);
   return figure;
 }

@@ -162,9 +162,10 @@ class Panel {
       adds: [map.adds_map, `all that adds to ${name}: ${adds}`],
       takes: [map.takes_map, `all that takes from ${name}: ${takes}`],
     };
+    const largest = Math.max(1e-12, ...map.adds_map, ...map.takes_map.map(Math.abs));
     for (const [kind, [values, words]] of Object.entries(maps)) {
       const canvas = this.find(`.map-${kind} canvas`);
-      paintMap(canvas, values, this.bytes, this.info.image_shape);
+      paintMap(canvas, values, largest, this.bytes, this.info.image_shape);
       canvas.setAttribute("aria-label", words);
     }
     this.find(".adds b").textContent = adds;

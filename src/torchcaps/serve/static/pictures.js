@@ -75,14 +75,12 @@ function fromCanvas(canvas, [channels, height, width], scale) {
 
 const MAP_COLOURS = { adds: [59, 130, 246], takes: [245, 128, 11] };
 
-/** Contributions (H, W), none or some of them negative, over a faint image: one colour adds, the other takes away. */
-function paintMap(canvas, values, bytes, shape) {
+/** Contributions (H, W) over a faint image: one colour adds, the other takes away, and `largest` has all of it. */
+function paintMap(canvas, values, largest, bytes, shape) {
   const [channels, height, width] = shape;
   canvas.width = width;
   canvas.height = height;
   const image = new ImageData(width, height);
-  let largest = 1e-12;
-  for (const value of values) largest = Math.max(largest, Math.abs(value));
   for (let place = 0; place < height * width; place++) {
     let grey = 0;
     for (let channel = 0; channel < channels; channel++) grey += bytes[channel * height * width + place] / channels;
@@ -97,6 +95,14 @@ function paintMap(canvas, values, bytes, shape) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
+let working = 0;
+
+/** The page says that it is at work while anything is asked for. */
+function countWork(change) {
+  working += change;
+  document.getElementById("panels").setAttribute("aria-busy", String(working > 0));
+}
+
 /** An asynchronous function of which only the latest call matters: calls while it is busy replace each other. */
 function latestOnly(work) {
   let busy = false;
@@ -105,6 +111,7 @@ function latestOnly(work) {
     next = given;
     if (busy) return;
     busy = true;
+    countWork(1);
     try {
       while (next) {
         const current = next;
@@ -113,6 +120,7 @@ function latestOnly(work) {
       }
     } finally {
       busy = false;
+      countWork(-1);
     }
   };
 }
