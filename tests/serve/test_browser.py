@@ -358,7 +358,9 @@ def test_javascript_agrees_with_python(settings, bits, open_page, tmp_path):
             const plain = answer => ({
                 ...answer,
                 reconstructions: answer.reconstructions.map(each => ({ ...each, image: [...each.image] })),
-                map: answer.map && { ...answer.map, adds_map: [...answer.map.adds_map], takes_map: [...answer.map.takes_map] },
+                map: answer.map && {
+                    ...answer.map, adds_map: [...answer.map.adds_map], takes_map: [...answer.map.takes_map]
+                },
             });
             return answers.map(plain);
         }""",

@@ -134,7 +134,7 @@ class App {
 
   verdict() {
     const several = this.panels.length > 1;
-    return this.panels.map((panel) => (several ? `${panel.model.name}: ${panel.verdict}` : panel.verdict)).join(" ");
+    return this.panels.map((panel) => (several ? `${panel.model.name}: ${panel.verdict}` : panel.verdict)).join("\n");
   }
 
   speak() {
