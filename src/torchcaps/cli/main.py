@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prune": ("prune", "a smaller network without the capsules that no class uses"),
     "explain": ("explain", "pictures of what a network sees in images, and what its capsules mean"),
     "export": ("export", "a trained network as a file for other programs: ONNX, pt2, safetensors"),
+    "serve": ("serve", "a page to see and touch what is inside a trained network"),
     "data": ("data", "list, fetch, verify and check data sets"),
     "bench": ("bench", "speed and memory of every routing, side by side"),
     "reproduce": ("reproduce", "the paper's table and figures, from real runs"),

@@ -1,0 +1,264 @@
+"use strict";
+/* What one network makes of the image. */
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const inWords = (names) => (names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`);
+
+const UNSURE_BELOW = 0.5; // length of a capsule
+
+class Panel {
+  /** number is the model's; onChoose(label or null) is called when a class is chosen, null for the surest. */
+  constructor(place, backend, info, number, { onChoose, onProblem }) {
+    this.backend = backend;
+    this.info = info;
+    this.number = number;
+    this.model = info.models[number];
+    this.onChoose = onChoose;
+    this.pose = null; // of the chosen class, as the sliders have it
+    this.label = null;
+    this.component = 0;
+    this.root = document.getElementById("panel-template").content.firstElementChild.cloneNode(true);
+    this.root.classList.add(`run-${number}`);
+    place.append(this.root);
+    const guarded = (work) => latestOnly((...given) => work(...given).catch((error) => onProblem(error.message)));
+    this.askDrawing = guarded(() => this.showDrawing());
+    this.askStrip = guarded(() => this.showStrip());
+    this.askStrips = guarded(() => this.showStrips());
+    this.fill();
+  }
+
+  find(selector) {
+    return this.root.querySelector(selector);
+  }
+
+  fill() {
+    const { model, info } = this;
+    this.find(".name").textContent = model.name;
+    const facts = [];
+    if (model.routing) facts.push(`${model.routing} routing`);
+    facts.push(`${model.numbers.toLocaleString("en")} learned numbers`);
+    if (model.error_percent !== null) facts.push(`${model.error_percent.toFixed(2)} % of test images wrong`);
+    this.find(".facts").textContent = facts.join(" · ");
+    this.root.setAttribute("aria-label", `What ${model.name} sees`);
+    for (const part of this.root.querySelectorAll(".with-decoder")) part.hidden = !model.has_decoder;
+    this.find(".no-decoder").hidden = model.has_decoder;
+    this.find(".map-part").hidden = !model.has_maps;
+    this.find(".no-map").hidden = model.has_maps;
+    this.bars = info.classes.map((name, label) => this.makeBar(name, label));
+    this.sliders = Array.from({ length: model.pose_size }, (_, number) => this.makeSlider(number));
+    this.find(".follow").addEventListener("click", () => this.onChoose(null));
+    this.find(".reset").addEventListener("click", () => this.reset());
+    this.find(".all").addEventListener("toggle", () => this.askStrips());
+  }
+
+  makeBar(name, label) {
+    const button = element("button", "bar");
+    button.type = "button";
+    button.dataset.label = label;
+    const fill = element("span", "fill");
+    const track = element("span", "track");
+    const value = element("span", "value");
+    track.append(fill);
+    button.append(element("span", "class-name", name), track, value);
+    button.addEventListener("click", () => this.onChoose(label));
+    const item = element("li");
+    item.append(button);
+    this.find(".bars").append(item);
+    return { button, fill, value };
+  }
+
+  makeSlider(number) {
+    const row = element("label", "slider");
+    const slider = element("input");
+    slider.type = "range";
+    slider.step = "0.01";
+    slider.disabled = !this.model.has_decoder;
+    slider.setAttribute("aria-label", `Component ${number + 1}`);
+    const value = element("output", "value");
+    const holder = element("span", "holder");
+    holder.append(slider, element("span", "mark"));
+    row.append(element("span", "number", String(number + 1)), holder, value);
+    slider.addEventListener("focus", () => this.choose(number));
+    slider.addEventListener("input", () => {
+      this.pose[number] = Number(slider.value);
+      this.showValue(number);
+      this.askDrawing();
+      if (this.component === number) this.askStrip();
+      else this.choose(number);
+    });
+    this.find(".sliders").append(row);
+    return { row, slider, value };
+  }
+
+  /** Show an answer to an image: bytes (C, H, W). pinned is the class that the user chose, or null. */
+  show(answer, bytes, pinned, empty) {
+    this.answer = answer;
+    this.bytes = bytes;
+    this.label = pinned === null ? this.surest() : pinned;
+    const { classes } = this.info;
+    const names = answer.found.map((label) => classes[label]);
+    this.verdict = this.inASentence(names, empty);
+    this.find(".verdict").textContent = this.verdict;
+    this.bars.forEach(({ button, fill, value }, label) => {
+      const length = answer.lengths[label];
+      fill.style.width = `${100 * Math.min(1, length)}%`;
+      value.textContent = length.toFixed(2);
+      button.classList.toggle("found", !empty && answer.found.includes(label));
+      button.setAttribute("aria-pressed", String(label === this.label));
+      button.setAttribute("aria-label", `${classes[label]}: length ${length.toFixed(2)}`);
+    });
+    this.find(".follow").hidden = pinned === null;
+    for (const place of this.root.querySelectorAll(".chosen")) place.textContent = `“${classes[this.label]}”`;
+    this.showRedrawn();
+    this.showMap();
+    this.reset();
+  }
+
+  inASentence(names, empty) {
+    if (empty) return "The image is empty.";
+    if (!names.length) return "It sees none of its classes.";
+    const unsure = this.answer.found.some((label) => this.answer.lengths[label] < UNSURE_BELOW);
+    return unsure ? `It is not sure: perhaps ${inWords(names)}.` : `It sees ${inWords(names)}.`;
+  }
+
+  surest() {
+    return this.answer.lengths.indexOf(Math.max(...this.answer.lengths));
+  }
+
+  showRedrawn() {
+    const { info, answer } = this;
+    const place = this.find(".redrawn");
+    const pictures = [["the image", this.bytes], ...answer.reconstructions.map((each) => [`drawn as ${info.classes[each.label]}`, each.image])];
+    place.replaceChildren(
+      ...pictures.map(([caption, bytes]) => {
+        const figure = element("figure");
+        const canvas = element("canvas");
+        paint(canvas, bytes, info.image_shape);
+        canvas.setAttribute("role", "img");
+        canvas.setAttribute("aria-label", caption);
+        figure.append(canvas, element("figcaption", "", caption));
+        return figure;
+      }),
+    );
+    const hint = this.find(".redrawn-hint");
+    hint.textContent = this.model.has_decoder
+      ? `Drawn again from ${this.model.pose_size} numbers, the components of the capsule of each class it sees.`
+      : "This network has no decoder: it cannot draw the image again.";
+  }
+
+  showMap() {
+    const { map } = this.answer;
+    if (!map) return;
+    const name = this.info.classes[map.label];
+    const [adds, takes] = [map.adds.toFixed(2), Math.abs(map.takes).toFixed(2)];
+    const maps = {
+      together: [map.adds_map.map((value, place) => value + map.takes_map[place]), `in blue where the image adds to ${name}, in orange where it takes from it`],
+      adds: [map.adds_map, `all that adds to ${name}: ${adds}`],
+      takes: [map.takes_map, `all that takes from ${name}: ${takes}`],
+    };
+    const largest = Math.max(1e-12, ...map.adds_map, ...map.takes_map.map(Math.abs));
+    for (const [kind, [values, words]] of Object.entries(maps)) {
+      const canvas = this.find(`.map-${kind} canvas`);
+      paintMap(canvas, values, largest, this.bytes, this.info.image_shape);
+      canvas.setAttribute("aria-label", words);
+    }
+    this.find(".adds b").textContent = adds;
+    this.find(".takes b").textContent = takes;
+    const total = map.adds + map.takes;
+    const squashed = (total * total) / (1 + total * total);
+    this.find(".sum").textContent =
+      `${adds} − ${takes} = ${total.toFixed(2)}, which is squashed to a length below 1: ${squashed.toFixed(2)}.`;
+  }
+
+  /** Back to the components that the image gave. */
+  reset() {
+    this.pose = [...this.answer.poses[this.label]];
+    const largest = Math.max(...this.pose.map(Math.abs));
+    this.limit = Math.max(0.6, Math.ceil(10 * largest + 1) / 10);
+    this.sliders.forEach(({ slider }, number) => {
+      slider.min = -this.limit;
+      slider.max = this.limit;
+      slider.value = this.pose[number];
+      slider.parentElement.style.setProperty("--share", (this.pose[number] + this.limit) / (2 * this.limit));
+      this.showValue(number);
+    });
+    if (!this.model.has_decoder) return;
+    this.askDrawing();
+    this.askStrip();
+    this.askStrips();
+  }
+
+  showValue(number) {
+    this.sliders[number].value.textContent = this.pose[number].toFixed(2);
+  }
+
+  choose(number) {
+    if (this.component === number) return;
+    this.component = number;
+    this.askStrip();
+  }
+
+  async showDrawing() {
+    const canvas = this.find(".decoded");
+    const image = await this.backend.decode(this.number, this.label, this.pose);
+    paint(canvas, image, this.info.image_shape);
+    canvas.setAttribute("aria-label", `What the capsule for ${this.info.classes[this.label]} draws with these components`);
+  }
+
+  async showStrip() {
+    const [component, label, pose] = [this.component, this.label, [...this.pose]];
+    const [strip] = await this.backend.sweep(this.number, label, pose, component);
+    this.find(".swept").textContent = component + 1;
+    this.sliders.forEach(({ row }, number) => row.classList.toggle("current", number === component));
+    this.fillStrip(this.find(".strip"), strip, component, pose[component]);
+  }
+
+  async showStrips() {
+    if (!this.find(".all").open || !this.pose) return;
+    const pose = [...this.pose];
+    const strips = await this.backend.sweep(this.number, this.label, pose, null);
+    this.find(".strips").replaceChildren(
+      ...strips.map((strip, component) => {
+        const row = element("div", "strip-row");
+        const place = element("div", "strip");
+        this.fillStrip(place, strip, component, pose[component]);
+        row.append(element("span", "number", String(component + 1)), place);
+        return row;
+      }),
+    );
+  }
+
+  /** Pictures as buttons that set the component to what they were drawn with. */
+  fillStrip(place, strip, component, own) {
+    const reach = this.info.sweep_reach;
+    place.replaceChildren(
+      ...strip.map((image, step) => {
+        const value = own - reach + (2 * reach * step) / (strip.length - 1);
+        const button = element("button", "frame");
+        button.type = "button";
+        button.setAttribute("aria-label", `Component ${component + 1} at ${value.toFixed(2)}`);
+        button.title = value.toFixed(2);
+        const canvas = element("canvas");
+        paint(canvas, image, this.info.image_shape);
+        button.append(canvas);
+        button.addEventListener("click", () => this.setComponent(component, value));
+        return button;
+      }),
+    );
+    place.children[(strip.length - 1) / 2].classList.add("own");
+  }
+
+  setComponent(component, value) {
+    const { slider } = this.sliders[component];
+    slider.value = value;
+    this.pose[component] = Number(slider.value);
+    this.showValue(component);
+    this.askDrawing();
+  }
+}
