@@ -161,6 +161,7 @@ def main() -> None:
             }
             rows.append(row)
             print(f"{what:10} {row['network']:30} {row['images_per_second']:8} images/s, kept: {row['memory_kept']}")
+    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"public-{slug(f'{cpu_name()} {threads} threads')}.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")

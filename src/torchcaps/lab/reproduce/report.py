@@ -174,9 +174,10 @@ class Report:
         yield "## Convergence"
         yield (
             "Error during training (mean over seeds; the band is their range), against iterations, as in the paper, "
-            "and against seconds of training (median over seeds), evaluations not counted. Where there is a "
-            "diamond, it is the final error on all test images, and the curve was taken on the first so many of them "
-            "(`evaluation_images` of the recipe), which may be easier or harder than the rest. Where cells were "
+            "and against seconds of training (median over seeds), evaluations not counted. It is the error on training "
+            "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
+            "a diamond, it is the final error on all of these images, and the curve was taken on the first so many "
+            "(`evaluation_images`), which may be easier or harder than the rest. Where cells were "
             "trained side by side they shared the machine, with whatever else ran there: compare times by the "
             "measurement below rather than by these."
         )
