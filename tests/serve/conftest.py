@@ -19,7 +19,7 @@ from torchcaps.serve.model import ServedModel
 from torchcaps.trained.run import TrainedRun
 
 SMALL = ["--data", "digits", "--conv-channels", 16, "--primary-capsules", 4, "--batch-size", 64, "--threads", 1]
-SMALL += ["--learning-rate", 0.003, "--accelerator", "cpu"]
+SMALL += ["--learning-rate", 0.003, "--accelerator", "cpu", "--log-every", 10]
 
 
 def trained(folder: Path, *flags: object) -> Path:

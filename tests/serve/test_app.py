@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -20,9 +21,12 @@ BLANK = base64.b64encode(bytes(784)).decode()
 
 
 @pytest.fixture(scope="module")
-def client_of(served) -> Callable[..., httpx.Client]:
+def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
     """Serves models and returns a client that speaks to them."""
-    return lambda *models, **settings: httpx.Client(base_url=served(list(models), **settings), timeout=60)
+    with contextlib.ExitStack() as clients:
+        yield lambda *models, **settings: clients.enter_context(
+            httpx.Client(base_url=served(list(models), **settings), timeout=60)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -57,10 +58,10 @@ def make_app(
         limits: what it accepts.
     """
     check_side_by_side(models)
-    limits = limits or Limits()
+    network = models[0].network
+    limits = limits or Limits(body_bytes=max(1 << 20, 2 * math.prod(network.image_shape)))
     desk = _Desk(limits.waiting)
     info = wire.info_of(list(models), None if gallery else no_samples)
-    network = models[0].network
     source_shape = network.task.source_shape or network.image_shape
     page = {name: (STATIC / name).read_bytes() for name in PAGE}
     app = FastAPI(title="torchcaps", docs_url=None, redoc_url=None, openapi_url=None)

@@ -42,9 +42,9 @@ class Limits:
     """Of an image file."""
     body_bytes: int = 1 << 20
     """Of anything else."""
-    per_second: float = 60.0
+    per_second: float = 120.0
     """Requests of one client, on average;"""
-    burst: int = 240
+    burst: int = 300
     """and at once."""
     seconds_to_send: float = 20.0
     """In which a body has to arrive."""

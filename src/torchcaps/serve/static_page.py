@@ -23,6 +23,9 @@ from torchcaps.serve.gallery import Gallery
 from torchcaps.serve.model import ServedModel, check_side_by_side
 
 SERVER_SCRIPT = '<script src="server.js"></script>'
+CHARSET = '<meta charset="utf-8">'
+POLICY = "connect-src 'none'; form-action 'none'; object-src 'none'"
+NOTHING_LEAVES = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
 OWN_SCRIPTS = ("engine.js", "model.js", "static.js")
 SAMPLES = 32
 WRONG_SAMPLES = 12
@@ -53,7 +56,8 @@ def write_static(
     }
     page = {name: (STATIC / name).read_bytes() for name in (*PAGE, "engine.js", "static.js") if name != "server.js"}
     scripts = "\n".join(f'<script src="{name}"></script>' for name in OWN_SCRIPTS)
-    page["index.html"] = page["index.html"].replace(SERVER_SCRIPT.encode(), scripts.encode())
+    html = page["index.html"].decode().replace(SERVER_SCRIPT, scripts)
+    page["index.html"] = html.replace(CHARSET, f"{CHARSET}\n{NOTHING_LEAVES}").encode()
     page["model.js"] = f'"use strict";\nwindow.TORCHCAPS = {_as_script(content)};\n'.encode()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not an empty folder: choose another one.")

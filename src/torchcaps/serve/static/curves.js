@@ -21,7 +21,7 @@ function ticks(most, count) {
   return all;
 }
 
-/** A chart of lines [{name, points: [[x, y], ...]}], both axes from 0. */
+/** A chart of lines [{name, number, points: [[x, y], ...]}], both axes from 0. */
 function lineChart(title, unit, lines) {
   const { width, height, left, right, top, bottom } = CHART;
   const xMost = Math.max(...lines.flatMap((line) => line.points.map(([x]) => x)), 1);
@@ -42,14 +42,14 @@ function lineChart(title, unit, lines) {
       svgElement("text", { class: "tick", x: x(value), y: height - 10, "text-anchor": "middle" }, value.toLocaleString("en")),
     );
   }
-  lines.forEach((line, number) => {
-    const path = line.points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
+  for (const { number, points } of lines) {
+    const path = points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`);
     svg.append(svgElement("path", { class: `line run-${number}`, d: path.join("") }));
-    if (line.points.length === 1) {
-      const [[step, value]] = line.points;
+    if (points.length === 1) {
+      const [[step, value]] = points;
       svg.append(svgElement("circle", { class: `dot run-${number}`, cx: x(step), cy: y(value), r: 3 }));
     }
-  });
+  }
   const figure = document.createElement("figure");
   const caption = document.createElement("figcaption");
   caption.textContent = `${title}, by step`;
@@ -66,9 +66,9 @@ function showCurves(place, models) {
   ];
   for (const [column, title, unit] of charts) {
     const lines = models
-      .map((model) => ({ name: model.name, points: pointsOf(model.curves, column) }))
-      .filter((line) => line.points.length > 1);
-    if (lines.length) place.append(lineChart(title, unit, lines));
+      .map((model, number) => ({ name: model.name, number, points: pointsOf(model.curves, column) }))
+      .filter((line) => line.points.length);
+    if (lines.some((line) => line.points.length > 1)) place.append(lineChart(title, unit, lines));
   }
   if (!place.children.length) return false;
   if (models.length > 1) {

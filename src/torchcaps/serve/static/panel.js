@@ -10,6 +10,9 @@ function element(tag, className, text) {
 
 const inWords = (names) => (names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`);
 
+const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+
+const STRIP_PAUSE = 120; // milliseconds between strips, so that strokes come first
 const UNSURE_BELOW = 0.5; // length of a capsule
 
 class Panel {
@@ -28,8 +31,8 @@ class Panel {
     place.append(this.root);
     const guarded = (work) => latestOnly((...given) => work(...given).catch((error) => onProblem(error.message)));
     this.askDrawing = guarded(() => this.showDrawing());
-    this.askStrip = guarded(() => this.showStrip());
-    this.askStrips = guarded(() => this.showStrips());
+    this.askStrip = guarded(() => pause(STRIP_PAUSE).then(() => this.showStrip()));
+    this.askStrips = guarded(() => pause(STRIP_PAUSE).then(() => this.showStrips()));
     this.fill();
   }
 
@@ -191,7 +194,7 @@ class Panel {
     if (!this.model.has_decoder) return;
     this.askDrawing();
     this.askStrip();
-    this.askStrips();
+    if (this.find(".all").open) this.askStrips();
   }
 
   showValue(number) {
@@ -206,7 +209,9 @@ class Panel {
 
   async showDrawing() {
     const canvas = this.find(".decoded");
-    const image = await this.backend.decode(this.number, this.label, this.pose);
+    const own = this.answer.reconstructions.find((each) => each.label === this.label);
+    const untouched = this.answer.poses[this.label].every((value, number) => value === this.pose[number]);
+    const image = own && untouched ? own.image : await this.backend.decode(this.number, this.label, this.pose);
     paint(canvas, image, this.info.image_shape);
     canvas.setAttribute("aria-label", `What the capsule for ${this.info.classes[this.label]} draws with these components`);
   }

@@ -99,6 +99,7 @@ class StaticBackend {
     const context = canvas.getContext("2d");
     context.fillStyle = fit === "pad" ? "#000" : "#fff";
     context.fillRect(0, 0, canvas.width, canvas.height);
+    context.imageSmoothingEnabled = across !== picture.width || down !== picture.height;
     context.imageSmoothingQuality = "high";
     context.drawImage(picture, ((width - across) / 2) * scale, ((height - down) / 2) * scale, across * scale, down * scale);
     return fromCanvas(canvas, image_shape, scale);
