@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the naive computations and the commands
-
 from commands import command_environment
 
 

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from torchcaps.plots.run import Metrics, show_image
+from torchcaps.plots.text import plain
 from torchcaps.trained.robustness import TRIALS
 from torchcaps.trained.scores import Scores
 
@@ -25,7 +26,7 @@ def worst_mistakes(images: Tensor, scores: Scores, numbers: Sequence[int]) -> Fi
         axes.set_axis_on()
         show_image(axes, image)
         true, answer = (_names(scores, shown) for shown in (scores.shown[number], found[number]))
-        axes.set_title(plain(f"{true} → {answer}"), size=8)
+        axes.set_title(plain(f"{true} → {answer}", 30), size=8)
         axes.set_xlabel(f"image {number}", size=7)
     return figure
 
@@ -53,7 +54,7 @@ def robustness(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> Fig
     panels = figure.subplots(1, len(errors), squeeze=False)
     for axes, (name, by_run) in zip(panels.flat, errors.items()):
         for run, by_strength in by_run.items():
-            axes.plot(list(by_strength), list(by_strength.values()), marker="o", label=plain(run))
+            axes.plot(list(by_strength), list(by_strength.values()), marker="o", label=plain(run, 40))
         axes.set_ylim(0, 100)
         axes.set_title(name, size=10)
         axes.set_xlabel(TRIALS[name].unit)
@@ -72,7 +73,7 @@ def compared_curves(metrics: Mapping[str, Metrics]) -> Figure:
             for name, rows in metrics.items():
                 points = [(values[abscissa], values[column]) for values in rows if values[column] is not None]
                 if points:
-                    axes.plot(*zip(*points), label=plain(name), marker="." if len(points) < 30 else None)
+                    axes.plot(*zip(*points), label=plain(name, 40), marker="." if len(points) < 30 else None)
             axes.set_xlabel(abscissa)
             axes.set_ylabel(label)
             axes.set_yscale("symlog", linthresh=0.01 if column == "loss" else 1.0)
@@ -80,12 +81,6 @@ def compared_curves(metrics: Mapping[str, Metrics]) -> Figure:
             axes.spines[["top", "right"]].set_visible(False)
     grid[0][0].legend(frameon=False)
     return figure
-
-
-def plain(text: str) -> str:
-    """A text that matplotlib shows as it is: no formulas, no bytes that are no letters."""
-    printable = text.encode("utf-8", "backslashreplace").decode()
-    return printable.replace("$", r"\$")
 
 
 def _names(scores: Scores, shown: Tensor) -> str:

@@ -18,12 +18,15 @@ from torchcaps.data.batches import evaluation_batches
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
 from torchcaps.models.base import Network
+from torchcaps.plots.text import plain
 from torchcaps.routing.base import SharedRouting
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.fit import Callback, Finished
 
 Metrics = Sequence[Mapping[str, float | None]]
 SHOWN_CLASSES = 10
+IMAGES_IN_A_ROW = 10
+MOST_IMAGES = 60
 SAMPLE = 200  # images that a picture is made from
 
 
@@ -109,60 +112,89 @@ def _lines(axes: Axes, metrics: Metrics, columns: Mapping[str, str], label: str)
 
 
 def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
-    """True classes by predicted ones; only mistakes are coloured, or the right answers would drown them."""
+    """True classes by predicted ones, as shares of the true class: right answers green, mistakes orange."""
     counts = evaluation.confusion.numpy()
-    mistakes = counts * (1 - np.eye(len(classes)))
-    side = min(14.0, 3 + 0.42 * len(classes))
-    figure = Figure(figsize=(side, side), layout="constrained")
+    count = len(classes)
+    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    right = np.ma.masked_where(~np.eye(count, dtype=bool), shares)
+    wrong = np.ma.masked_where(np.eye(count, dtype=bool), shares)
+    side = min(18.0, 3.5 + 0.4 * count if count <= 20 else 7.5 + 0.17 * count)
+    figure = Figure(figsize=(side + 1.5, side), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(mistakes, cmap="Oranges", vmin=0, vmax=max(1.0, mistakes.max()))
-    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(classes)), classes)
+    pictures = {
+        "right answers, % of the true class": axes.imshow(right, cmap="Greens", vmin=0, vmax=120),
+        "mistakes, % of the true class": axes.imshow(wrong, cmap="Oranges", vmin=0, vmax=max(1.0, float(wrong.max()))),
+    }
+    for label, picture in pictures.items():
+        bar = figure.colorbar(picture, ax=axes, shrink=0.45, pad=0.01)
+        bar.set_label(label, size=8)
+        bar.ax.tick_params(labelsize=7)
+        if label.startswith("right"):
+            bar.ax.set_ylim(0, 100)
+    size = 9 if count <= 20 else max(5, 9 - count // 20)
+    names = [plain(name) for name in classes]
+    axes.set_xticks(
+        range(count), names, rotation=90 if count > 20 else 45, ha="right", rotation_mode="anchor", size=size
+    )
+    axes.set_yticks(range(count), names, size=size)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
-    if len(classes) <= 20:
-        for (row, column), count in np.ndenumerate(counts):
-            if count:
-                dark = row != column and count > 0.6 * mistakes.max()
-                axes.text(
-                    column,
-                    row,
-                    f"{count:g}",
-                    ha="center",
-                    va="center",
-                    color="white" if dark else "black",
-                    size=8,
-                )
+    if count <= 20:
+        for (row, column), number in np.ndenumerate(counts):
+            if number:
+                strong = shares[row, column] > (75 if row == column else 0.6 * float(wrong.max()))
+                colour = "white" if strong else "black"
+                axes.text(column, row, f"{number:.3g}", ha="center", va="center", color=colour, size=8)
     axes.set_title(f"{evaluation.error_percent:.2f} % of {evaluation.images} images wrong", size=11)
     return figure
 
 
 @torch.inference_mode()
 def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> Figure:
-    """Images above what the decoder draws of the classes that were predicted for them."""
-    shown = 12
-    images, parts, labels = sample.images[:shown], sample.parts[:shown], sample.labels[:shown]
+    """An image of every class above what the decoder draws of it, "true → predicted" above both."""
+    chosen = _one_of_each_class(sample, len(classes))
+    images, parts, labels = sample.images[chosen], sample.parts[chosen], sample.labels[chosen]
     capsules = network(images).capsules
     drawn = network.reconstruct(capsules)  # (N, K, C, H, W)
     predicted = network.found(capsules)
     if labels.shape[1] > 1:  # several classes in an image: show it whole, its parts, and what is drawn of each
-        rows = [images, *parts.unbind(1), *drawn.unbind(1)]
+        pictures = [images, *parts.unbind(1), *drawn.unbind(1)]
         names = ["input", *["part"] * labels.shape[1], *["drawn"] * labels.shape[1]]
     else:
-        rows, names = [images, drawn[:, 0]], ["input", "drawn"]
-    figure = Figure(figsize=(1.0 * shown, 1.0 * len(rows) + 0.4), layout="constrained")
-    grid = figure.subplots(len(rows), shown, squeeze=False)
-    for row, (pictures, name) in enumerate(zip(rows, names)):
-        for column in range(len(pictures)):
-            show_image(grid[row][column], pictures[column])
-        grid[row][0].set_ylabel(name, size=8)
-    for column in range(len(images)):
-        right = set(predicted[column].tolist()) == set(labels[column].tolist())
-        title = "+".join(classes[label] for label in predicted[column].tolist())
-        grid[0][column].set_title(title, size=8, color="black" if right else "C3")
-    for axes in grid[:, len(images) :].flat:
+        pictures, names = [images, drawn[:, 0]], ["input", "drawn"]
+    columns = min(len(chosen), IMAGES_IN_A_ROW)
+    blocks = -(-len(chosen) // columns)
+    height = len(pictures)
+    figure = Figure(figsize=(1.15 * columns + 0.4, blocks * (1.0 * height + 0.5)), layout="constrained")
+    grid = figure.subplots(blocks * height, columns, squeeze=False)
+    for axes in grid.flat:
         axes.set_axis_off()
+    for number in range(len(chosen)):
+        block, column = divmod(number, columns)
+        for row, picture in enumerate(pictures):
+            axes = grid[block * height + row][column]
+            axes.set_axis_on()
+            show_image(axes, picture[number])
+            if column == 0:
+                axes.set_ylabel(names[row], size=8)
+        true, found = (_named(row[number], classes) for row in (labels, predicted))
+        right = set(predicted[number].tolist()) == set(labels[number].tolist())
+        grid[block * height][column].set_title(f"{true} → {found}", size=7, color="black" if right else "C3")
     return figure
+
+
+def _one_of_each_class(sample: Batch, classes: int) -> list[int]:
+    """The numbers of the first image of every class in the sample."""
+    first: dict[int, int] = {}
+    for number, labels in enumerate(sample.labels.tolist()):
+        for label in labels:
+            first.setdefault(label, number)
+    numbers = list(dict.fromkeys(first[label] for label in range(classes) if label in first))
+    return numbers[:MOST_IMAGES]
+
+
+def _named(labels: Tensor, classes: Sequence[str]) -> str:
+    return "+".join(plain(classes[label], 10) for label in labels.tolist() if label >= 0)
 
 
 def show_image(axes: Axes, image: Tensor) -> None:
@@ -190,7 +222,7 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
     grid = figure.subplots(len(rows) + 1, len(shown), squeeze=False)
     for column, j in enumerate(shown):
         show_image(grid[0][column], averages[column])
-        grid[0][column].set_title(classes[j], size=9)
+        grid[0][column].set_title(plain(classes[j], 12), size=9)
     for row, (name, maps) in enumerate(rows, start=1):
         # Shared coefficients all near their start value would be one colour: colour the departure from the mean.
         centre = float(np.mean(maps)) if name == "coefficients" else 0.0
@@ -202,6 +234,8 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
         bar = figure.colorbar(picture, ax=list(grid[row]), shrink=0.8, pad=0.01)
         bar.ax.tick_params(labelsize=7)
         grid[row][0].set_ylabel(name, size=8)
+    if len(shown) < len(network.classes):
+        figure.suptitle(f"the first {len(shown)} of {len(network.classes)} classes", size=9)
     return figure
 
 
