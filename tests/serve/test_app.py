@@ -14,6 +14,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from torchcaps.cli.serve import listening_on
 from torchcaps.serve.app import PAGE
 from torchcaps.serve.guard import Hosts, Limits, Rate
 
@@ -318,3 +319,8 @@ def test_mistakes_of_ours_are_told_without_details(client_of, model, monkeypatch
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "default-src" in answer.headers["content-security-policy"]
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    with listening_on("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # what asyncio looks at before it sets TCP_NODELAY
