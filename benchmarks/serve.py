@@ -1,7 +1,7 @@
 """How long the page takes to answer a drawn stroke: the paper's MNIST network, through the server and in a browser.
 
 A stroke is one changed image: lengths, poses, reconstruction and contribution map come back, and in the browser are
-shown. On a busy machine the least is the one to look at. Prints milliseconds and writes ``results/serve.csv``. Run from anywhere:
+shown. On a busy machine the least is the one to look at. Prints milliseconds and writes ``results/serve.csv``. Run:
 ``python benchmarks/serve.py [--threads N] [--strokes N] [--run DIR]``. The browser is left out where there is none.
 """
 
