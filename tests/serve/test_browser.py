@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from torchcaps import CapsuleNetwork, DynamicRouting, L1Routing
+from torchcaps import CapsuleNetwork, DynamicRouting, L1Routing, L2Routing
 from torchcaps.serve.gallery import Gallery
 from torchcaps.serve.guard import Limits
 from torchcaps.serve.model import ServedModel
@@ -332,10 +332,10 @@ def test_a_phone_can_show_it_without_scrolling_sideways(scheme, addresses, open_
 
 
 NETWORKS = {
-    "dynamic": {"routing": DynamicRouting()},
+    "dynamic": {"routing": DynamicRouting},
     "colour": {"image_shape": (3, 24, 26), "mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4), "negative_slope": 0.2},
     "two layers": {"layers": ((5, 4),)},
-    "kept": {"kept_capsules": tuple(range(0, 40, 3)), "routing": L1Routing()},
+    "kept": {"kept_capsules": tuple(range(0, 40, 3)), "routing": L1Routing},
     "no decoder": {"reconstruction": False},
 }
 
@@ -344,8 +344,11 @@ NETWORKS = {
 @pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS.keys())
 def test_javascript_agrees_with_python(settings, bits, open_page, tmp_path):
     shape = settings.get("image_shape", (1, 28, 28))
-    rest = {name: value for name, value in settings.items() if name != "image_shape"}
-    network = CapsuleNetwork(shape, ["a", "b", "c"], conv_channels=6, primary_capsules=2, weight_std=0.2, **rest)
+    routing = settings.get("routing", L2Routing)()
+    rest = {name: value for name, value in settings.items() if name not in ("image_shape", "routing")}
+    network = CapsuleNetwork(
+        shape, ["a", "b", "c"], routing, conv_channels=6, primary_capsules=2, weight_std=0.2, **rest
+    )
     model = ServedModel("x", network)
     write_static(tmp_path / "page", [model], gallery=None, no_samples="none", bits=bits)
     page = open_page(f"file://{tmp_path}/page/index.html")
