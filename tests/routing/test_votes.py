@@ -19,7 +19,11 @@ def test_linear_votes_are_the_dense_votes():
     torch.testing.assert_close(linear.dense(), dense.dense())
 
 
-@pytest.mark.parametrize("coefficients", [1.0, 0.3, torch.randn(I, J), torch.randn(B, I, J)], ids=str)
+@pytest.mark.parametrize(
+    "coefficients",
+    [1.0, 0.3, torch.randn(I, J), torch.randn(B, I, J)],
+    ids=["one", "another number", "shared", "of each image"],
+)
 def test_combine_is_the_weighted_sum(coefficients):
     linear, dense = pair()
     if isinstance(coefficients, torch.Tensor):

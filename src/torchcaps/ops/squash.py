@@ -23,8 +23,9 @@ def squashed_capsules(totals: Tensor) -> Capsules:
 
 def can_squash(totals: Tensor) -> bool:
     """Whether :func:`compiled_squash` can take these vectors, and pays."""
-    many = totals.dtype == torch.float32 and totals.numel() >= MANY
-    return many and ordinary(totals) and compiled.native() is not None
+    if not ordinary(totals) or totals.dtype != torch.float32:  # first: of a traced tensor not even the size is known
+        return False
+    return totals.numel() >= MANY and compiled.native() is not None
 
 
 def compiled_squash(totals: Tensor) -> tuple[Tensor, Tensor]:
