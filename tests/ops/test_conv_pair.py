@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.ops import compiled, conv_pair, transform_kernel
 from torchcaps.ops.conv_pair import bilinear_conv_pair
-from torchcaps.ops.plan import Shape, pays, supported
+from torchcaps.ops.plan import ConvolutionShape, pays, supported
 
 # (batch, image channels, rows, cols, hidden channels, outputs, first kernel, second kernel, stride)
 SHAPES = [
@@ -142,14 +142,14 @@ def test_padding_of_the_fallback() -> None:
 def test_inputs_smaller_than_the_stride_are_left_to_the_fallback() -> None:
     """Some phase of a single padded row would have no samples at all."""
     tensors = problem((64, 1, 1, 30, 64, 64, 9, 9, 2))
-    assert not supported(Shape.of(64, (1, 30), tensors[3], 2, padding=4))
+    assert not supported(ConvolutionShape.of(64, (1, 30), tensors[3], 2, padding=4))
     options = {"stride": 2, "padding": 4}
     assert torch.equal(conv_pair(*tensors, **options), reference_pair(*tensors, **options))
 
 
 def test_the_padded_network_is_on_the_fast_path() -> None:
     """24x24 crops stay 24x24 and become 12x12."""
-    shape = Shape.of(128, (24, 24), torch.empty(512, 256, 9, 9, device="meta"), 2, padding=4)
+    shape = ConvolutionShape.of(128, (24, 24), torch.empty(512, 256, 9, 9, device="meta"), 2, padding=4)
     assert shape.size == (12, 12)
     assert pays(shape)
 

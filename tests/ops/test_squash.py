@@ -17,9 +17,9 @@ def test_is_the_formula(size: int, scale: float) -> None:
     totals = (scale * torch.randn(5, 7, size)).requires_grad_()
     exact = totals.detach().double().requires_grad_()
     results, references = compiled_squash(totals), capsules_from_totals(exact)[:2]
-    upstreams = [torch.randn_like(each) for each in results]
+    upstreams = [torch.randn_like(result) for result in results]
     (gradient,) = torch.autograd.grad(results, totals, upstreams)
-    (reference,) = torch.autograd.grad(references, exact, [each.double() for each in upstreams])
+    (reference,) = torch.autograd.grad(references, exact, [upstream.double() for upstream in upstreams])
     for ours, double in zip((*results, gradient), (*references, reference)):
         torch.testing.assert_close(ours.double(), double, rtol=1e-4, atol=1e-6 * float(double.detach().abs().max()))
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.ops import strided_conv2d
 from torchcaps.ops.bilinear import POINTS, taps_of_phases
-from torchcaps.ops.plan import Shape, pays
+from torchcaps.ops.plan import ConvolutionShape, pays
 from torchcaps.ops.strided_conv import bilinear_conv2d
 
 # (batch, channels, outputs, rows, cols, kernel, stride)
@@ -173,7 +173,7 @@ def test_wrong_shapes_are_told_by_torch() -> None:
 
 def test_the_public_function_takes_the_fast_path_where_it_pays() -> None:
     shape = (64, 64, 64, 20, 20, 9, 2)
-    assert pays(Shape(64, 64, 64, (6, 6), 9, 2))
+    assert pays(ConvolutionShape(64, 64, 64, (6, 6), 9, 2))
     (x, weight, bias), _ = problem(shape, torch.float32)
     result = strided_conv2d(x, weight, bias, stride=2)
     assert torch.equal(result, bilinear_conv2d(x, weight, bias, 2))

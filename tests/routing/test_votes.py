@@ -24,10 +24,6 @@ def test_linear_votes_are_the_dense_votes():
     [1.0, 0.3, torch.randn(I, J), torch.randn(B, I, J)],
     ids=["one", "another number", "shared", "of each image"],
 )
-    "coefficients",
-    [1.0, 0.3, torch.randn(I, J), torch.randn(B, I, J)],
-    ids=["one", "another number", "shared", "of each image"],
-)
 def test_combine_is_the_weighted_sum(coefficients):
     linear, dense = pair()
     if isinstance(coefficients, torch.Tensor):

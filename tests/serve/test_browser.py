@@ -373,10 +373,10 @@ def test_javascript_agrees_with_python(settings, bits, open_page, tmp_path):
     assert_close(torch.tensor(answer["poses"]), expected.poses, **close)
     if bits == 16:
         assert answer["found"] == expected.found
-    assert [each["label"] for each in answer["reconstructions"]] == (answer["found"] if model.has_decoder else [])
-    for each in answer["reconstructions"]:
-        drawn = torch.tensor(each["image"]) / 255
-        pose = torch.tensor(answer["poses"][each["label"]])[None]
+    assert [drawing["label"] for drawing in answer["reconstructions"]] == (answer["found"] if model.has_decoder else [])
+    for drawing in answer["reconstructions"]:
+        drawn = torch.tensor(drawing["image"]) / 255
+        pose = torch.tensor(answer["poses"][drawing["label"]])[None]
         assert_close(drawn, model.decode(pose, [each["label"]])[0].flatten(), rtol=0, atol=0.01)
     assert (answer["map"] is None) == (expected.contributions is None)
     if expected.contributions is not None:

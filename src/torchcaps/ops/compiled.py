@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchcaps.ops.bilinear import Matrix, evaluation, inverse, taps_of_phases
-from torchcaps.ops.plan import Shape
+from torchcaps.ops.plan import ConvolutionShape
 
 IN_CACHE = 2**20  # numbers of the first convolution's outputs to have in hand
 
@@ -65,7 +65,9 @@ class Side(NamedTuple):
 
 
 def _side(matrices: Sequence[Matrix], starts: list[int], samples: int) -> Side:
-    return Side(np.array([[[float(x) for x in row] for row in each] for each in matrices], np.float32), starts, samples)
+    return Side(
+        np.array([[[float(x) for x in row] for row in matrix] for matrix in matrices], np.float32), starts, samples
+    )
 
 
 def _starts(size: int, tile: int) -> list[int]:
@@ -202,7 +204,7 @@ class Transform:
 class CompiledPlan:
     """All transforms of a convolution of ``shape`` with tiles of ``tile`` outputs."""
 
-    def __init__(self, shape: Shape, tile: tuple[int, int]) -> None:
+    def __init__(self, shape: ConvolutionShape, tile: tuple[int, int]) -> None:
         self.shape = shape
         down, across = (
             min(extent, (size - 1) * shape.stride + shape.kernel - shape.padding)
@@ -211,11 +213,11 @@ class CompiledPlan:
         self.used = (down, across)  # the inputs that any output depends on
         self.rows = len(_starts(shape.size[0], tile[0])) * len(_starts(shape.size[1], tile[1])) * shape.batch
         taps = taps_of_phases(shape.kernel, shape.stride)
-        self.points = Points(*([width + each - 1 for each in taps] for width in tile))
+        self.points = Points(*([width + count - 1 for count in taps] for width in tile))
         phases = [((p, q), (taps[p], taps[q])) for p, q in product(range(shape.stride), repeat=2)]
 
         def sides(make: Callable[[int, int, int], Side], counts: tuple[int, int]) -> tuple[Side, Side]:
-            rows, cols = (make(*each) for each in zip(shape.size, tile, counts))
+            rows, cols = (make(*axis) for axis in zip(shape.size, tile, counts))
             return rows, cols
 
         def inputs(number: tuple[int, int], counts: tuple[int, int]) -> list[int]:
@@ -304,7 +306,7 @@ class CompiledPlan:
 
 
 @lru_cache(maxsize=16)
-def compiled_plan(shape: Shape, tile: tuple[int, int]) -> CompiledPlan:
+def compiled_plan(shape: ConvolutionShape, tile: tuple[int, int]) -> CompiledPlan:
     return CompiledPlan(shape, tile)
 
 

@@ -27,7 +27,15 @@ from torchcaps.ops.phases import (
     to_taps,
     transform_taps,
 )
-from torchcaps.ops.plan import Plan, Shape, best_tile, make_plan, ordinary, pays, supported
+from torchcaps.ops.plan import (
+    BilinearPlan,
+    ConvolutionShape,
+    best_tile,
+    make_plan,
+    pays,
+    runs_eagerly_on_cpu,
+    supported,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ def conv_pair(
     >>> conv_pair(images, weight1, None, weight2, None, stride=2).shape
     torch.Size([2, 6, 6, 32])
     """
-    if ordinary(images, weight1, bias1, weight2, bias2) and _fits(images, weight1, weight2) and negative_slope >= 0:
+    eager = runs_eagerly_on_cpu(images, weight1, bias1, weight2, bias2)
+    if eager and _fits(images, weight1, weight2) and negative_slope >= 0:
         shape = pair_shape(images, weight1, weight2, stride, padding)
         if supported(shape) if kernel else pays(shape):
             return bilinear_conv_pair(
@@ -92,8 +101,8 @@ def transform_kernel(weight: Tensor, *, stride: int, size: tuple[int, int]) -> T
     ((6, 6), 361)
     """
     outputs, channels, width = weight.shape[:3]
-    shape = Shape(128, channels, outputs, size, width, stride)  # any large batch
-    if not (ordinary(weight) and weight.shape[2] == weight.shape[3] and supported(shape)):
+    shape = ConvolutionShape(128, channels, outputs, size, width, stride)  # any large batch
+    if not (runs_eagerly_on_cpu(weight) and weight.shape[2] == weight.shape[3] and supported(shape)):
         return None
     tile = best_tile(shape)
     if compiled.usable(weight.dtype, channels, outputs):
@@ -135,10 +144,10 @@ def bilinear_conv_pair(
     return result
 
 
-def pair_shape(images: Tensor, weight1: Tensor, weight2: Tensor, stride: int, padding: int = 0) -> Shape:
+def pair_shape(images: Tensor, weight1: Tensor, weight2: Tensor, stride: int, padding: int = 0) -> ConvolutionShape:
     """The shape of the second convolution."""
     rows, cols = (size + 2 * padding - weight1.shape[2] + 1 for size in images.shape[2:])
-    return Shape.of(images.shape[0], (rows, cols), weight2, stride, padding)
+    return ConvolutionShape.of(images.shape[0], (rows, cols), weight2, stride, padding)
 
 
 def _fits(images: Tensor, weight1: Tensor, weight2: Tensor) -> bool:
@@ -152,7 +161,7 @@ def _fits(images: Tensor, weight1: Tensor, weight2: Tensor) -> bool:
 class _Patches:
     """The image patches under the first convolution's kernel, one phase at a time, and their gradient."""
 
-    def __init__(self, images: Tensor, window: int, plan: Plan) -> None:
+    def __init__(self, images: Tensor, window: int, plan: BilinearPlan) -> None:
         self.images = images.permute(1, 2, 3, 0).contiguous()  # (C_in, rows, cols, B)
         self.window, self.plan = window, plan
 
@@ -195,7 +204,7 @@ class _ConvPair(torch.autograd.Function):
         bias1: Tensor | None,
         weight2: Tensor,
         bias2: Tensor | None,
-        plan: Plan,
+        plan: BilinearPlan,
         negative_slope: float,
         kernel: TransformedKernel | None,
     ) -> Tensor:
@@ -225,7 +234,7 @@ class _ConvPair(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         images, weight1, weight2, taps, *hidden = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: BilinearPlan = ctx.plan
         needs_images, needs_weight1, needs_bias1, needs_weight2, needs_bias2 = ctx.needs_input_grad[:5]
         needs_first = needs_weight1 or needs_bias1
         channels = weight1.shape[0]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchcaps.ops.plan import Plan
+from torchcaps.ops.plan import BilinearPlan
 
 
 def along(matrix: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -88,7 +88,7 @@ def phase_of(x: Tensor, p: int, q: int, stride: int) -> Tensor:
     return x[q::stride, p::stride]
 
 
-def transform_taps(plan: Plan, p: int, q: int, taps: Tensor) -> Transformed:
+def transform_taps(plan: BilinearPlan, p: int, q: int, taps: Tensor) -> Transformed:
     """One phase of the taps (cols, rows, O, C), for row points I and column points J."""
     row, col = plan.rows.phases[p], plan.cols.phases[q]
     return Transformed(row.kernel, col.kernel, phase_of(taps, p, q, plan.stride))
@@ -101,7 +101,7 @@ class PhaseProducts:
     """
 
     def __init__(
-        self, plan: Plan, p: int, q: int, samples: Tensor, taps: Tensor, kernels: Tensor | None = None
+        self, plan: BilinearPlan, p: int, q: int, samples: Tensor, taps: Tensor, kernels: Tensor | None = None
     ) -> None:
         row, col = plan.rows.phases[p], plan.cols.phases[q]
         self.points, self.tiles = row.points, plan.rows.tiles
@@ -158,14 +158,14 @@ class PhaseProducts:
         return sample_gradient, tap_gradient
 
 
-def new_totals(plan: Plan, batch: int, outputs: int, like: Tensor) -> list[Tensor]:
+def new_totals(plan: BilinearPlan, batch: int, outputs: int, like: Tensor) -> list[Tensor]:
     """Room for sums of products (T, I, J, U * B, O): one for each column phase, because these differ in J."""
     rows, cols = plan.rows, plan.cols
     shapes = [(rows.tiles, rows.points, col.points, cols.tiles * batch, outputs) for col in cols.phases]
     return [like.new_empty(shape) for shape in shapes]
 
 
-def synthesise(plan: Plan, totals: list[Tensor], batch: int) -> Tensor:
+def synthesise(plan: BilinearPlan, totals: list[Tensor], batch: int) -> Tensor:
     """The convolution from its products at all points: (T, I, J, U * B, O) for each column phase -> (W, H, B, O)."""
     parts = []
     for col, total in zip(plan.cols.phases, totals):
@@ -179,7 +179,7 @@ def synthesise(plan: Plan, totals: list[Tensor], batch: int) -> Tensor:
     return result.view(*result.shape[:2], batch, -1)
 
 
-def synthesise_gradient(plan: Plan, gradient: Tensor) -> list[Tensor]:
+def synthesise_gradient(plan: BilinearPlan, gradient: Tensor) -> list[Tensor]:
     """The transpose of ``synthesise``: (W, H, B, O) -> (T, I, J, U * B, O) for each column phase."""
     rows = plan.rows.phases[0].synthesis.transpose(1, 2).flatten(1)  # (H, T * I)
     half = along(rows.T, gradient.flatten(2)).transpose(0, 1)  # (T * I, W, B * O)

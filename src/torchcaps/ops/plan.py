@@ -21,7 +21,7 @@ DIRECT_COST = 1.2
 
 
 @dataclass(frozen=True)
-class Shape:
+class ConvolutionShape:
     """What is to be convolved: everything a cost depends on."""
 
     batch: int
@@ -34,7 +34,7 @@ class Shape:
     extent: tuple[int, int] | None = None  # of the input without padding; needed where there is any
 
     @classmethod
-    def of(cls, batch: int, extent: tuple[int, int], weight: Tensor, stride: int, padding: int = 0) -> Shape:
+    def of(cls, batch: int, extent: tuple[int, int], weight: Tensor, stride: int, padding: int = 0) -> ConvolutionShape:
         """The convolution of inputs of size ``extent`` with ``weight`` (O, C, k, k)."""
         outputs, channels, kernel = weight.shape[:3]
         rows, cols = ((size + 2 * padding - kernel) // stride + 1 for size in extent)
@@ -42,7 +42,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BilinearPlan:
     """Bilinear algorithms along the rows and the columns of a convolution with a square kernel."""
 
     rows: Axis
@@ -57,13 +57,13 @@ class Plan:
         return ((p, q) for p in range(self.stride) for q in range(self.stride))
 
 
-def direct_cost(shape: Shape) -> float:
+def direct_cost(shape: ConvolutionShape) -> float:
     """Time of the direct convolution, in multiplications of a large matrix product."""
     products = shape.size[0] * shape.size[1] * shape.kernel**2
     return DIRECT_COST * products * shape.batch * shape.channels * shape.outputs
 
 
-def bilinear_cost(shape: Shape, tile: tuple[int, int]) -> float:
+def bilinear_cost(shape: ConvolutionShape, tile: tuple[int, int]) -> float:
     """Time of the bilinear algorithm with tiles of ``tile`` outputs, in the same unit."""
     taps = taps_of_phases(shape.kernel, shape.stride)
     row_tiles, col_tiles = (-(-size // width) for size, width in zip(shape.size, tile))
@@ -92,10 +92,10 @@ def _transform_cost(rows: int, cols: int, row_points: int, col_points: int) -> f
 
 
 @lru_cache(maxsize=256)
-def best_tile(shape: Shape) -> tuple[int, int]:
+def best_tile(shape: ConvolutionShape) -> tuple[int, int]:
     """The cheapest tile for ``shape`` among those the points can serve.
 
-    >>> [best_tile(Shape(128, 256, 256, (n, n), kernel=9, stride=2)) for n in (4, 6, 8, 10)]
+    >>> [best_tile(ConvolutionShape(128, 256, 256, (n, n), kernel=9, stride=2)) for n in (4, 6, 8, 10)]
     [(4, 4), (6, 6), (8, 8), (5, 5)]
     """
     widest = len(POINTS) - taps_of_phases(shape.kernel, shape.stride)[0] + 1
@@ -103,23 +103,23 @@ def best_tile(shape: Shape) -> tuple[int, int]:
     return min(product(rows, cols), key=lambda tile: bilinear_cost(shape, tile))
 
 
-def supported(shape: Shape) -> bool:
+def supported(shape: ConvolutionShape) -> bool:
     """Whether a bilinear algorithm exists: no phase is without taps or samples, and there are points enough."""
     taps = taps_of_phases(shape.kernel, shape.stride)
     sampled = shape.extent is None or min(shape.extent) >= shape.stride
     return shape.batch > 0 and min(shape.size) > 0 and taps[-1] > 0 and taps[0] < len(POINTS) and sampled
 
 
-def pays(shape: Shape) -> bool:
+def pays(shape: ConvolutionShape) -> bool:
     """Whether the bilinear algorithm is the faster one.
 
-    >>> pays(Shape(128, 256, 256, (6, 6), kernel=9, stride=2)), pays(Shape(1, 256, 256, (6, 6), kernel=9, stride=2))
-    (True, False)
+    >>> [pays(ConvolutionShape(batch, 256, 256, (6, 6), kernel=9, stride=2)) for batch in (128, 1)]
+    [True, False]
     """
     return supported(shape) and bilinear_cost(shape, best_tile(shape)) < direct_cost(shape)
 
 
-def make_plan(shape: Shape, dtype: torch.dtype, tile: tuple[int, int] | None = None) -> Plan:
+def make_plan(shape: ConvolutionShape, dtype: torch.dtype, tile: tuple[int, int] | None = None) -> BilinearPlan:
     """The bilinear algorithm for ``shape``: with the cheapest tile, unless one is given."""
     widths = tile or best_tile(shape)
     extents = shape.extent or (None, None)
@@ -127,13 +127,13 @@ def make_plan(shape: Shape, dtype: torch.dtype, tile: tuple[int, int] | None = N
         axis(size, width, shape.kernel, shape.stride, dtype, shape.padding, extent)
         for size, width, extent in zip(shape.size, widths, extents)
     )
-    return Plan(rows, cols)
+    return BilinearPlan(rows, cols)
 
 
-def ordinary(*tensors: Tensor | None) -> bool:
+def runs_eagerly_on_cpu(*tensors: Tensor | None) -> bool:
     """Whether the fast kernels can take these tensors: CPU, one dtype of 32 or 64 bits, no autocast, nobody tracing.
 
-    >>> ordinary(torch.ones(2), None), ordinary(torch.ones(2), torch.ones(2, dtype=torch.float16))
+    >>> runs_eagerly_on_cpu(torch.ones(2), None), runs_eagerly_on_cpu(torch.ones(2), torch.ones(2, dtype=torch.float16))
     (True, False)
     """
     given = [tensor for tensor in tensors if tensor is not None]

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.ops import compiled
-from torchcaps.ops.plan import ordinary
+from torchcaps.ops.plan import runs_eagerly_on_cpu
 
 MANY = 2**16  # components; with fewer the passes do not matter
 
@@ -23,7 +23,8 @@ def squashed_capsules(totals: Tensor) -> Capsules:
 
 def can_squash(totals: Tensor) -> bool:
     """Whether :func:`compiled_squash` can take these vectors, and pays."""
-    if not ordinary(totals) or totals.dtype != torch.float32:  # first: of a traced tensor not even the size is known
+    # First of all, because of a traced tensor not even the size is known.
+    if not runs_eagerly_on_cpu(totals) or totals.dtype != torch.float32:
         return False
     return totals.numel() >= MANY and compiled.native() is not None
 

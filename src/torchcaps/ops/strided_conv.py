@@ -18,7 +18,7 @@ from torchcaps.ops.phases import (
     synthesise_gradient,
     to_taps,
 )
-from torchcaps.ops.plan import Plan, Shape, make_plan, ordinary, pays
+from torchcaps.ops.plan import BilinearPlan, ConvolutionShape, make_plan, pays, runs_eagerly_on_cpu
 
 
 def strided_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: int, padding: int = 0) -> Tensor:
@@ -32,7 +32,7 @@ def strided_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, str
     >>> strided_conv2d(x, weight, stride=2).shape
     torch.Size([2, 8, 10, 10])
     """
-    if ordinary(x, weight, bias) and x.dim() == weight.dim() == 4 and x.shape[1] == weight.shape[1]:
+    if runs_eagerly_on_cpu(x, weight, bias) and x.dim() == weight.dim() == 4 and x.shape[1] == weight.shape[1]:
         shape = shape_of(x.shape, weight, stride, padding)
         if weight.shape[2] == weight.shape[3] and pays(shape):
             return bilinear_conv2d(x, weight, bias, stride, padding=padding)
@@ -54,12 +54,12 @@ def bilinear_conv2d(
     return result
 
 
-def shape_of(x: torch.Size, weight: Tensor, stride: int, padding: int = 0) -> Shape:
+def shape_of(x: torch.Size, weight: Tensor, stride: int, padding: int = 0) -> ConvolutionShape:
     """The shape of the convolution of (B, C, rows, cols) with a square ``weight``."""
-    return Shape.of(x[0], (x[2], x[3]), weight, stride, padding)
+    return ConvolutionShape.of(x[0], (x[2], x[3]), weight, stride, padding)
 
 
-def samples_of(x: Tensor, p: int, q: int, plan: Plan) -> Tensor:
+def samples_of(x: Tensor, p: int, q: int, plan: BilinearPlan) -> Tensor:
     """One phase of (cols, rows, B, C), as far as outputs depend on it: (S, R, B, C)."""
     row, col = plan.rows.phases[p], plan.cols.phases[q]
     return phase_of(x, row.start, col.start, plan.stride)[: col.samples, : row.samples]
@@ -67,7 +67,7 @@ def samples_of(x: Tensor, p: int, q: int, plan: Plan) -> Tensor:
 
 class _StridedConv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: BilinearPlan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
         samples = x.permute(3, 2, 0, 1).contiguous()  # (B, C, rows, cols) -> (cols, rows, B, C)
@@ -84,7 +84,7 @@ class _StridedConv2d(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: BilinearPlan = ctx.plan
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         x_gradient = weight_gradient = bias_gradient = None
         if needs_bias:

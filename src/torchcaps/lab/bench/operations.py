@@ -9,7 +9,7 @@ from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.ops.bilinear import taps_of_phases
-from torchcaps.ops.plan import Shape, best_tile
+from torchcaps.ops.plan import ConvolutionShape, best_tile
 
 Pair = tuple[int, int]
 
@@ -34,7 +34,7 @@ def training_gflop(network_name: str, batch: int) -> float:
     drawn = 0 if decoder is None else batch * labels * sum(parameter.numel() for parameter in decoder.parameters())
     rows, columns, types = front.map_shape
     second = bilinear_multiplications(
-        Shape(batch, channels, types * front.size, (rows, columns), kernel, front.STRIDE), hidden
+        ConvolutionShape(batch, channels, types * front.size, (rows, columns), kernel, front.STRIDE), hidden
     )
     # forward and weight gradient; with input gradient; with the ascent's gradient as well
     return 2 * (2 * first + second + 4 * capsules + 3 * drawn) / 1e9
@@ -46,7 +46,7 @@ def _hidden_size(front: ImageCapsules, image_shape: tuple[int, int, int]) -> Pai
     return image_shape[1] + grow, image_shape[2] + grow
 
 
-def bilinear_multiplications(shape: Shape, inputs: Pair) -> float:
+def bilinear_multiplications(shape: ConvolutionShape, inputs: Pair) -> float:
     """Forward and both gradients of the strided convolution.
 
     Args:
