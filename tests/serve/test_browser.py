@@ -377,7 +377,7 @@ def test_javascript_agrees_with_python(settings, bits, open_page, tmp_path):
     for drawing in answer["reconstructions"]:
         drawn = torch.tensor(drawing["image"]) / 255
         pose = torch.tensor(answer["poses"][drawing["label"]])[None]
-        assert_close(drawn, model.decode(pose, [each["label"]])[0].flatten(), rtol=0, atol=0.01)
+        assert_close(drawn, model.decode(pose, [drawing["label"]])[0].flatten(), rtol=0, atol=0.01)
     assert (answer["map"] is None) == (expected.contributions is None)
     if expected.contributions is not None:
         contributions = expected.contributions
