@@ -104,7 +104,7 @@ def changed_value(value: Any, source: random.Random) -> Any:
                 del holder[last]
             case 1 if isinstance(holder, dict):
                 holder[source.choice(("name", "settings", "iterations", "strange", "", "classes"))] = holder[last]
-            case 2 if isinstance(holder[last], int | float) and not isinstance(holder[last], bool):
+            case 2 if type(holder[last]) in (int, float) and abs(holder[last]) < 2**53:
                 factor = source.choice((-1, 0, 2, 1000, 1e12, 0.5))
                 holder[last] = source.choice((holder[last] + 1, holder[last] - 1, holder[last] * factor))
             case _:
