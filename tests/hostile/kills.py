@@ -60,10 +60,7 @@ def kill_at_random(
             _, told = process.communicate()
             if process.returncode > 0:
                 broken.append(f"kill {done} of seed {seed}: {told}")
-        if (place / "config.yaml").exists():
-            last = train("--resume", place)
-        else:
-            last = train(*RUN, "--out", place)
+        last = train("--resume", place) if (place / "config.yaml").exists() else train(*RUN, "--out", place)
         _, told = last.communicate(timeout=LIMIT)
         if last.returncode or (place / "model.safetensors").read_bytes() != expected:
             broken.append(f"run {runs} of seed {seed} ended otherwise: {told}")

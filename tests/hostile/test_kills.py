@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,29 @@ def test_threads_beyond_reason_are_refused(capsys, words):
         code = stop.code
     assert code == 2
     assert "--threads" in capsys.readouterr().err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for a little; skipped where none can be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_run_goes_on_when_a_full_disk_has_room_again(whole, small_disk, capsys):
+    folder = small_disk / "run"
+    code, said = main_in(capsys, "train", *STEPS, "--out", folder)
+    assert code == 2
+    assert "No space left" in sentence(said)
+    assert not list(folder.rglob("*.part"))
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    code, said = main_in(capsys, "train", "--resume", folder)
+    assert code == 0, said
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
