@@ -182,6 +182,10 @@ class AlternatingTrainer:
             raise ValueError(f"there is nothing that {stray[0]!a} would belong to")
         if self.average is not None and _within(tensors, "average").keys() != self.average.keys():
             raise ValueError("the averaged weights are not those of this network")
+        state_now = self.network.state_dict()
+        for name, tensor in _within(tensors, "network").items():
+            if name in state_now and tensor.dtype != state_now[name].dtype:
+                raise ValueError(f"{name!a} holds {tensor.dtype}")
         torch.set_rng_state(tensors["random"])
         self.network.load_state_dict(_within(tensors, "network"))
         if self.average is not None:
