@@ -12,7 +12,9 @@ from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 
 def trainer_for(routing: str = "l2", **settings: object) -> AlternatingTrainer:
     torch.manual_seed(1)
-    config = config_of(**{"schedule": "constant", "warmup": 0, "gamma": 0.1, "routing": routing, **settings})
+    config = config_of(
+        **{"optimizer": "adam", "schedule": "constant", "warmup": 0, "gamma": 0.1, "routing": routing, **settings}
+    )
     network = CapsuleNetwork(
         (1, 20, 20),
         3,

@@ -100,7 +100,7 @@ def test_yaml_numbers_are_read_as_numbers(tmp_path):
         ("run: {batch_size: 1.5}", r"run\.batch_size must be a whole number"),
         ("run: {batch_size: true}", r"run\.batch_size must be a whole number"),
         ("run: {pictures: 1}", r"run\.pictures must be true or false"),
-        ("run: {batch_size: null}", r"run\.batch_size must be a whole number"),
+        ("run: {seed: null}", r"run\.seed must be a whole number"),
         ("run: [1]", "run must be names with values"),
         ("ascent: {gamma: .inf}", "finite"),
         ("run: {seed: " + "9" * 5000 + "}", "not readable as YAML|too large"),
