@@ -82,11 +82,9 @@ class ClusteringRouting(Routing):
     >>> ClusteringRouting(alpha=0.5).alpha
     0.5
 
-    Differs from the paper, as far as its abstract and our memory of it go, which is all that could be compared: a
-    vote is taken as it comes instead of being divided by the norm of its matrix W_ij, so that ``alpha`` is in the units
-    of a vote. The last step, one factor 1 / (1 + the longest length) for all capsules of an image, is that of the
-    simpler routing which the paper goes on to propose. With Σ_i c_ij û_j|i = 0 every direction is as good, and none is
-    taken.
+    Differs from the paper: a vote is taken as it comes instead of being divided by the norm of its matrix W_ij, so that
+    ``alpha`` is in the units of a vote. The last step, one factor 1 / (1 + the longest length) for all capsules of an
+    image, keeps lengths below one. With Σ_i c_ij û_j|i = 0 every direction is as good, and none is taken.
     """
 
     weight_std = 0.1
