@@ -2,6 +2,6 @@
 
 import sys
 
-from torchcaps.cli.start import main
+from torchcaps.cli.main import main
 
 sys.exit(main())

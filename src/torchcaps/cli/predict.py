@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.shared import add_run_folder, open_run, positive
 from torchcaps.errors import UserError
-from torchcaps.process import say
 
 if TYPE_CHECKING:
     from torchcaps.trained.predict import ImagePrediction
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{shown(prediction.image)}: {found}   [{ranking}]")
     problems = [prediction.problem for prediction in predictions if prediction.problem is not None]
     for problem in problems:
-        say(problem)
+        print(f"torchcaps: {problem}", file=sys.stderr)
     if not answered:
         return 2
     return 1 if problems else 0
