@@ -168,7 +168,7 @@ def test_numbers_that_are_not_finite_stop_the_run_and_leave_the_last_good_checkp
 
 @pytest.mark.parametrize("alternation", ["fused", "strict"])
 def test_two_processes_follow_the_trajectory_of_one(torchcaps, tmp_path, alternation):
-    flags = [*TINY_FLAGS, "--steps", 12, "--gamma", 0.01, "--alternation", alternation]
+    flags = [*TINY_FLAGS, "--steps", 12, "--gamma", 0.01, "--alternation", alternation, "--optimizer", "adam"]
     assert torchcaps("train", *flags, "--out", "one").returncode == 0
     two = torchcaps("train", *flags, "--devices", 2, "--accelerator", "cpu", "--out", "two")
     assert two.returncode == 0, two.stderr
