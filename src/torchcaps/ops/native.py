@@ -120,7 +120,7 @@ def _integers(address, size):  # type: ignore[no-untyped-def]
 
 
 class _Vectors:
-    """Writes loops over memory in vectors, because a compiler that is left alone with them makes them far slower."""
+    """Writes loops over memory in vectors, so that it is not left to the compiler whether they are."""
 
     index = ir.IntType(64)
     numbers = ir.VectorType(ir.FloatType(), LANES)

@@ -28,8 +28,7 @@ def squash(totals: Tensor) -> Tensor:
 class ReferenceCapsules(nn.Module):
     """Class capsules (B, I, D) -> (B, J, E) by dynamic routing.
 
-    Votes lie in memory as (B, J, I, E), in which both sums of the routing are matrix products: of five forms tried the
-    fastest.
+    Votes lie in memory as (B, J, I, E), in which both sums of the routing are matrix products.
     """
 
     def __init__(self, inputs: int, input_size: int, outputs: int, output_size: int) -> None:
