@@ -10,9 +10,13 @@ TINY_FLAGS = ["--conv-channels", "8", "--primary-capsules", "4", "--batch-size",
 
 
 def command_environment() -> dict[str, str]:
-    """The environment without what a launcher of distributed training may have left in it."""
+    """The environment without what a launcher of distributed training may have left in it.
+
+    One thread that sleeps while it waits: tests share their machine with others.
+    """
     left_over = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
-    return {name: value for name, value in os.environ.items() if name not in left_over} | {"COLUMNS": "120"}
+    kept = {name: value for name, value in os.environ.items() if name not in left_over}
+    return kept | {"COLUMNS": "120", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def config_of(**settings: object) -> TrainingConfig:

@@ -1,13 +1,15 @@
 import errno
 import json
 import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
-from torchcaps.atomic import DamagedFile, read_bytes, write_atomically
+from torchcaps.atomic import DamagedFile, read_bytes, sweep, write_atomically
 from torchcaps.errors import UserError
 from torchcaps.storage import KEY, _digest, read_tensors, write_tensors
 
@@ -153,11 +155,31 @@ def test_when_space_runs_out_the_old_file_stays(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_what_an_interrupted_write_left_behind_is_replaced_and_no_link_is_followed(tmp_path):
+def test_no_link_is_followed_even_if_its_name_is_guessed(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"precious")
-    (tmp_path / ".x.part").symlink_to(elsewhere)
-    write_atomically(tmp_path / "x", b"new")
-    assert (tmp_path / "x").read_bytes() == b"new"
+    (tmp_path / ".guessed.part").symlink_to(elsewhere)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "x", b"new")
     assert elsewhere.read_bytes() == b"precious"
-    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "x"]
+
+
+def test_two_writers_of_one_file_do_not_finish_each_others_work(tmp_path):
+    path = tmp_path / "x"
+    contents = [bytes([number]) * 200_000 for number in range(4)]
+
+    def write(content: bytes) -> None:
+        for _ in range(30):
+            write_atomically(path, content)
+            assert path.read_bytes() in contents
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, contents))
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_what_an_interrupted_write_left_behind_is_swept_up(tmp_path):
+    (tmp_path / ".x.part").write_bytes(b"half")
+    sweep(tmp_path)
+    assert os.listdir(tmp_path) == []

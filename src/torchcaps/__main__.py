@@ -2,6 +2,6 @@
 
 import sys
 
-from torchcaps.cli.main import main
+from torchcaps.cli.start import main
 
 sys.exit(main())

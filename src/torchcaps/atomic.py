@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 
 from torchcaps.errors import UserError
 
 UNFINISHED = ".part"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # for the other end of a pipe
 
 
 class DamagedFile(UserError):
@@ -18,7 +21,8 @@ class DamagedFile(UserError):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace ``path`` by a file with this content; whatever happens, the old or the new one is there, whole."""
-    unfinished = path.parent / f".{path.name}{UNFINISHED}"
+    # A name of its own: two processes that write the same file must not finish each other's.
+    unfinished = path.parent / f".{secrets.token_hex(8)}{UNFINISHED}"
     try:
         with os.fdopen(_create(unfinished), "wb") as file:
             file.write(content)
@@ -28,7 +32,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         _sync_folder(path.parent)
     except BaseException as error:
         unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise UserError(
                 f"No space left for {path}. What was there before is untouched: make room and try again."
             ) from error
@@ -36,8 +40,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _create(path: Path) -> int:
-    """A new file, opened for writing. Whatever has that name is removed first, and a link is not followed."""
-    path.unlink(missing_ok=True)
+    """A new file, opened for writing. A link of that name is not followed."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
@@ -57,8 +60,25 @@ def _sync_folder(folder: Path) -> None:
 
 def read_bytes(path: Path, *, most: int) -> bytes:
     """The content of a regular file of at most this many bytes; pipes and devices are refused instead of waited for."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    if not stat.S_ISREG(path.stat().st_mode):  # looked at first, because opening a device can already do something
         raise DamagedFile(f"{path} is not a regular file.")
-    if path.stat().st_size > most:
-        raise DamagedFile(f"{path} is too large: at most {most:,} bytes are expected.")
-    return path.read_bytes()
+    with os.fdopen(os.open(path, os.O_RDONLY | _WITHOUT_WAITING), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged in the meantime
+            raise DamagedFile(f"{path} is not a regular file.")
+        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if max(len(content), os.fstat(file.fileno()).st_size) > most:
+            raise DamagedFile(f"{path} is too large: at most {most:,} bytes are expected.")
+    return content
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, which is made if it is not there. A link of that name is not followed."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | _WITHOUT_WAITING
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.write(f"{line}\n".encode())
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process that was killed left half-written; nobody else may be writing in the folder."""
+    for path in folder.glob(f".*{UNFINISHED}"):
+        path.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ class Settings:
         """Settings from what YAML or JSON gave. ``where`` is the name of the section, for messages."""
         if not isinstance(values, Mapping):
             raise SettingError(where or "the settings", f"must be names with values, not {shown(values)}")
-        check_names([str(name) for name in values], [field.name for field in _fields(cls)], where)
+        check_names([name if isinstance(name, str) else shown(name) for name in values], _names(cls), where)
         hints = _hints(cls)
         prefix = f"{where}." if where else ""
         arguments: dict[str, Any] = {}
@@ -141,11 +141,11 @@ def check_names(given: Iterable[str], known: Iterable[str], where: str = "") -> 
     known = list(known)
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(name[:60], known, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             prefix = f"{where}." if where else ""
             listed = ", ".join(known) if known else "none"
-            raise SettingError(f"{prefix}{name}", f"is not a setting{hint}: there are {listed}")
+            raise SettingError(f"{prefix}{name[:60]}", f"is not a setting{hint}: there are {listed}")
 
 
 def fields(settings: type[Settings]) -> list[dataclasses.Field[Any]]:
@@ -160,6 +160,10 @@ def kind(settings: type[Settings], name: str) -> Any:
 
 def _fields(settings: type[Settings]) -> list[dataclasses.Field[Any]]:
     return list(dataclasses.fields(settings))  # type: ignore[arg-type]
+
+
+def _names(settings: type[Settings]) -> list[str]:
+    return [field.name for field in _fields(settings)]
 
 
 def _hints(settings: type[Settings]) -> dict[str, Any]:

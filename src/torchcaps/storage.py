@@ -19,6 +19,9 @@ from torch import Tensor
 from torchcaps.atomic import DamagedFile, write_atomically
 
 KEY = "torchcaps"
+LARGEST_FILE = 2**34
+LARGEST_STATE = 2**24
+"""Characters of the JSON in a file."""
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -35,8 +38,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("not a regular file")
+        if path.stat().st_size > LARGEST_FILE:
+            raise ValueError(f"more than {LARGEST_FILE:,} bytes")
         with safetensors.safe_open(path, framework="pt") as file:
-            envelope = json.loads((file.metadata() or {})[KEY])
+            written = (file.metadata() or {})[KEY]
+            if len(written) > LARGEST_STATE:
+                raise ValueError(f"more than {LARGEST_STATE:,} characters of description")
+            envelope = json.loads(written)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         intact = envelope["sha256"] == _digest(tensors, envelope["state"])
     except FileNotFoundError:
@@ -49,8 +57,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         TypeError,
         ValueError,
         RecursionError,
+        RuntimeError,
+        OverflowError,
     ) as error:
-        raise DamagedFile(f"{path} is damaged or not one of torchcaps' files ({error}).") from error
+        reason = str(error).split("\n")[0][:200]
+        raise DamagedFile(f"{path} is damaged or not one of torchcaps' files ({reason}).") from error
     if not intact:
         raise DamagedFile(f"{path} is damaged: its content does not match its checksum.")
     try:

@@ -1,7 +1,5 @@
 """What the tests of splits, batches and augmentation share."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +28,6 @@ EVERYTHING = augmentation(shift=2, flip="random", crop=16, cutout=5, rotate=15, 
 
 def same(a: Batch, b: Batch) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b))
-
-
-def best_seconds(action: Callable[[], object]) -> float:
-    """Of this thread's own time, so that a busy machine does not matter."""
-    times = []
-    for _ in range(200):  # a neighbour in the cache slows most of them, also by this thread's own clock
-        start = time.thread_time()
-        action()
-        times.append(time.thread_time() - start)
-    return min(times)
 
 
 def picture_folder(folder: Path, counts: dict[str, int], colour: bool = True) -> Path:

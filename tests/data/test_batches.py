@@ -1,6 +1,6 @@
 import pytest
 import torch
-from data_examples import EVERYTHING, augmentation, best_seconds, random_images, same
+from data_examples import EVERYTHING, augmentation, random_images, same
 from torch import Tensor
 
 from torchcaps.data.augmentation import Augmentation
@@ -75,12 +75,12 @@ class TestOverlappingDigits:
         a, b = (OverlappingDigits(*random_images(40), name=name) for name in ("train", "test"))
         assert not torch.equal(a.fetch(torch.arange(20)).labels, b.fetch(torch.arange(20)).labels)
 
-    def test_sixty_million_cost_no_memory_and_little_time(self) -> None:
+    def test_sixty_million_cost_no_memory(self) -> None:
         big = OverlappingDigits(*random_images(60_000), name="train")
         assert len(big) == 60_000_000
         batches = Batches(big, batch_size=128, seed=0)
         assert batches.steps_per_epoch == 468_750
-        assert best_seconds(lambda: batches.at(400_000)) < 0.005
+        assert len(batches.at(400_000).labels) == 128
 
     def test_one_class_is_an_error(self) -> None:
         with pytest.raises(UserError, match="two classes"):

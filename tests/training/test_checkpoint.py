@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+from torchcaps.atomic import DamagedFile
 from torchcaps.errors import UserError
 from torchcaps.training.checkpoint import Checkpoints
 
@@ -65,8 +66,33 @@ def test_other_settings_than_those_it_was_made_with_are_refused_by_name(tmp_path
 def test_a_checkpoint_that_does_not_say_its_settings_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(5, {"x": torch.zeros(1)}, {})
-    with pytest.raises(UserError, match="which settings"):
-        checkpoints.load_newest(SETTINGS, pytest.fail)
+    said: list[str] = []
+    with pytest.raises(UserError, match="is intact"):
+        checkpoints.load_newest(SETTINGS, said.append)
+    assert "which settings" in said[0]
+
+
+def test_one_of_another_run_is_passed_over_if_there_is_one_of_this(tmp_path):
+    checkpoints = saved(tmp_path, 5)
+    checkpoints.save(10, {"x": torch.zeros(1)}, {"settings": {**SETTINGS, "run.seed": 1}})
+    said: list[str] = []
+    found = checkpoints.load_newest(SETTINGS, said.append)
+    assert found is not None
+    assert found[1]["step"] == 5
+    assert "belongs to another run" in said[0]
+    assert [path.name for path in checkpoints.paths()] == ["step-000000005.safetensors"]
+
+
+def test_one_that_cannot_be_used_is_passed_over(tmp_path):
+    checkpoints = saved(tmp_path, 5, 10)
+
+    def use(tensors, state):
+        if state["step"] == 10:
+            raise DamagedFile("It does not fit.")
+
+    found = checkpoints.load_newest(SETTINGS, lambda line: None, use)
+    assert found is not None
+    assert found[1]["step"] == 5
 
 
 @pytest.mark.parametrize("kind", ["dangling link", "fifo", "folder"])

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torchcaps
 from torchcaps.errors import UserError
+from torchcaps.process import printable, told
 from torchcaps.settings import SettingError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -44,40 +42,35 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 2 for bad input."""
-    parser, command, arguments = _parsed(sys.argv[1:] if argv is None else list(argv))
+    words = sys.argv[1:] if argv is None else list(argv)
+    return told(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
+    parser, command, arguments = _parsed(words)
     if command is None:
         parser.print_help()
         return 0
-    try:
-        _require_extra()
-        from torchcaps.training.host import follow_parent
+    _require_extra()
+    from torchcaps.training.host import follow_parent
 
-        follow_parent()
+    follow_parent()
+    try:
         return command.run(arguments) or 0
     except SettingError as error:
-        return _fail(f"{_as_option(error.setting)} {error.problem}.", 2)
-    except UserError as error:
-        return _fail(str(error), getattr(error, "exit_code", 2))
-    except KeyboardInterrupt:
-        return _fail("Stopped.", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except MemoryError:
-        return _fail("There is not enough memory. Choose a smaller batch, smaller images or fewer capsules.", 2)
-    except OSError as error:
-        if error.errno is None:
-            return _fail(_unexpected(error), 1)
-        return _fail(f"{error.strerror}: {error.filename or 'the output folder'}. Nothing that was there is lost.", 2)
-    except Exception as error:  # the last resort: one sentence, and the details in a file
-        if "not enough memory" in str(error) or "out of memory" in str(error):
-            return _fail("There is not enough memory. Choose a smaller batch, smaller images or fewer capsules.", 2)
-        return _fail(_unexpected(error), 1)
+        raise UserError(f"{_as_option(error.setting)} {error.problem}.") from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that never prints what a terminal would take for a command, such as a strange file name."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(printable(message), file)
 
 
 def _parsed(argv: list[str]) -> tuple[argparse.ArgumentParser, Command | None, argparse.Namespace]:
     """Only the module of the command that is asked for is imported."""
-    parser = argparse.ArgumentParser(prog="torchcaps", description="Capsule networks for PyTorch.")
+    parser = _Parser(prog="torchcaps", description="Capsule networks for PyTorch.")
     parser.add_argument("--version", action="version", version=f"torchcaps {torchcaps.__version__}")
     branches = parser.add_subparsers(metavar="COMMAND", dest="command")
     asked = next((word for word in argv if not word.startswith("-")), None)
@@ -106,30 +99,3 @@ def _as_option(setting: str) -> str:
     from torchcaps.cli.options import option_of
 
     return option_of(setting) or setting
-
-
-def _fail(message: str, code: int) -> int:
-    """Say what is wrong, once: of several processes the first one speaks and has the exit code.
-
-    A launcher that sees another process fail might kill the first before it has spoken.
-    """
-    if int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) != 0:
-        return 0
-    printable = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in message)
-    print(f"torchcaps: {printable}", file=sys.stderr)
-    return code
-
-
-def _unexpected(error: BaseException) -> str:
-    """What to say of a mistake of ours; the details go to a file."""
-    descriptor, name = tempfile.mkstemp(prefix="torchcaps-", suffix=".log")
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"torchcaps {torchcaps.__version__}, python {sys.version}\n{' '.join(map(ascii, sys.argv))}\n\n")
-        file.write("".join(traceback.format_exception(error)))
-    return (
-        f"Something went wrong that should not ({type(error).__name__}). Please report it with the details in {name}."
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.shared import add_run_folder, open_run, positive
 from torchcaps.errors import UserError
+from torchcaps.process import say
 
 if TYPE_CHECKING:
     from torchcaps.trained.predict import ImagePrediction
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{shown(prediction.image)}: {found}   [{ranking}]")
     problems = [prediction.problem for prediction in predictions if prediction.problem is not None]
     for problem in problems:
-        print(f"torchcaps: {problem}", file=sys.stderr)
+        say(problem)
     if not answered:
         return 2
     return 1 if problems else 0

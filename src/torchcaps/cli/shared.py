@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,12 +53,30 @@ def own_code(routing: str | None, backbone: str | None) -> Own:
     from torchcaps.models.config import Own
     from torchcaps.routing.config import import_routing
 
-    if any(name and ":" in name for name in (routing, backbone)):
-        sys.path.append(os.getcwd())  # last, so that nothing lying there can stand in for anything else
-    return Own(
-        import_routing(routing) if routing and ":" in routing else None,
-        import_backbone(backbone) if backbone else None,
-    )
+    from_timm = backbone is not None and backbone.startswith("timm:")
+    makes_backbone = import_backbone(backbone) if backbone and from_timm else None
+    with _current_folder_last():
+        return Own(
+            import_routing(routing) if routing and ":" in routing else None,
+            import_backbone(backbone) if backbone and not from_timm else makes_backbone,
+        )
+
+
+@contextlib.contextmanager
+def _current_folder_last() -> Iterator[None]:
+    """Within it, modules in the current folder are found, after all others.
+
+    Not for longer: what else lies there must not be found by whoever asks whether some package is installed.
+    """
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.reverse()
+            sys.path.remove(here)
+            sys.path.reverse()
 
 
 def open_run(folder: Path, arguments: argparse.Namespace) -> TrainedRun:

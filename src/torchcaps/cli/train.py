@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.cli.options import add_training_options, check_sections, given_settings, merged, option_of
 from torchcaps.cli.shared import own_code
 from torchcaps.errors import UserError
+from torchcaps.process import say
 from torchcaps.training.config import EXECUTION, TrainingConfig
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def run(arguments: argparse.Namespace) -> None:
     own = own_code(given.get("routing", {}).get("name"), given.get("model", {}).get("backbone"))
     if arguments.resume is not None:
         folder = _resumed(arguments, given)
+        if is_first_process():
+            with folder.claimed():
+                folder.set_aside_damage(say)
         if folder.result.exists():
             print(f"The run in {folder.path} is finished.")
             print_result(folder.path)

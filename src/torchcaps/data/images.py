@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from torch import Tensor
 from torchcaps.data.config import FITS
 from torchcaps.data.files import BadFile, open_regular, read_bytes, shown
 from torchcaps.settings import SettingError
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # what is wrong with an image is told once, by us
 
 ImageShape = tuple[int, int, int]  # (C, H, W)
 

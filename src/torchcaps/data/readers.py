@@ -6,6 +6,7 @@ Sizes are checked before anything is read into memory. Nothing is unpickled.
 from __future__ import annotations
 
 import math
+import sys
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +123,8 @@ def _read_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -
         content = stream.read(size + 1)
     if len(content) != size:
         raise ValueError(f"{name} is shorter or longer than it says")
+    if kind.kind == "U" and (np.frombuffer(content, dtype=f"{kind.byteorder}u4") > sys.maxunicode).any():
+        raise ValueError(f"{name} holds texts with letters that do not exist")
     return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if by_columns else "C")
 
 

@@ -13,11 +13,14 @@ import gzip
 import inspect
 import io
 import json
+import math
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcaps.atomic import DamagedFile, write_atomically
+from torchcaps.atomic import DamagedFile, read_bytes, write_atomically
+from torchcaps.errors import UserError
 from torchcaps.settings import fields, kind, setting
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.folder import COLUMNS, RunFolder
@@ -26,10 +29,22 @@ from torchcaps.training.result import RunResult
 OPEN = (None, "auto")
 """What is decided when a run starts, from its data."""
 RESULTS, CURVES = "results.csv", "curves.csv.gz"
+LARGEST_TABLE = 2**28
 Key = tuple[str, str]
 """Experiment and run."""
 Curve = list[dict[str, float | None]]
 """The rows of a run's metrics."""
+
+
+def read_record(path: Path, *names: str) -> dict[str, Any]:
+    """A JSON file that holds at least these names; :class:`DamagedFile` if it does not."""
+    try:
+        record = json.loads(read_bytes(path, most=2**20))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged: {error}. Remove it, and it is measured anew.") from None
+    if not isinstance(record, dict) or not set(names) <= record.keys():
+        raise DamagedFile(f"{path} is damaged: it lacks {', '.join(names)}. Remove it, and it is measured anew.")
+    return record
 
 
 class RunRow(RunResult):
@@ -72,16 +87,17 @@ class Results:
         results = cls()
         try:
             if (folder / RESULTS).exists():
-                rows = csv.DictReader(io.StringIO((folder / RESULTS).read_text(encoding="utf-8"), newline=""))
+                rows = _lines(read_bytes(folder / RESULTS, most=LARGEST_TABLE))
                 results.rows = {row.key: row for row in map(_parsed, rows)}
             if (folder / CURVES).exists():
-                text = gzip.decompress((folder / CURVES).read_bytes()).decode()
-                for line in csv.DictReader(io.StringIO(text, newline="")):
+                for line in _lines(_unpacked(read_bytes(folder / CURVES, most=LARGEST_TABLE))):
                     key = line.pop("experiment"), line.pop("run")
-                    numbers = {name: float(value) if value else None for name, value in line.items()}
-                    results.curves.setdefault(key, []).append(numbers)
-        except (OSError, EOFError, ValueError, KeyError) as error:
-            raise DamagedFile(f"The results in {folder} are damaged: {error}.") from None
+                    results.curves.setdefault(key, []).append(_point(line))
+        except (
+            *(OSError, UserError, EOFError, zlib.error),
+            *(csv.Error, TypeError, ValueError, LookupError, RecursionError),
+        ) as error:
+            raise DamagedFile(f"The results in {folder} are damaged: {str(error).rstrip('.')[:300]}.") from None
         return results
 
     def write(self, folder: Path) -> None:
@@ -162,6 +178,31 @@ def _flat(config: TrainingConfig) -> dict[str, Any]:
     parameters = {} if routing is None else inspect.signature(routing).parameters
     own = {name: parameter.default for name, parameter in parameters.items()} | given
     return flat | {f"routing.{name}": value for name, value in own.items()}
+
+
+def _unpacked(content: bytes) -> bytes:
+    """What gzip packed, if that is not far more than any table has."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        unpacked = file.read(LARGEST_TABLE + 1)
+    if len(unpacked) > LARGEST_TABLE:
+        raise ValueError(f"it unpacks to more than {LARGEST_TABLE:,} bytes")
+    return unpacked
+
+
+def _lines(content: bytes) -> Iterator[dict[str, str]]:
+    """The lines of a table, each with a text for each of its columns."""
+    reader = csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True)
+    for line in reader:
+        if None in line or None in line.values():
+            raise ValueError(f"line {reader.line_num} has not as many cells as the first")
+        yield line
+
+
+def _point(line: Mapping[str, str]) -> dict[str, float | None]:
+    numbers = {name: float(value) if value else None for name, value in line.items()}
+    if not all(math.isfinite(number) for number in numbers.values() if number is not None):
+        raise ValueError("a curve has numbers that are not finite")
+    return numbers
 
 
 def _table(names: list[str], lines: Any) -> bytes:

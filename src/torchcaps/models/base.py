@@ -188,15 +188,17 @@ class Network(nn.Module, ABC):
             "routing": self.routing_config().to_mapping(),
         }
 
-    def save(self, path: Path | str, *, precision: str = "float32") -> None:
+    def save(self, path: Path | str, *, precision: str = "float32", settings: Mapping[str, Any] | None = None) -> None:
         """Write weights and description to one file, for :func:`torchcaps.load`.
 
         Args:
             path: of the file.
             precision: of the weights there: "float32" as they are, "float16" or "int8" for a smaller file.
+            settings: of the run that trained it, to be kept beside them.
         """
+        trained = {} if settings is None else {"settings": dict(settings)}
         state = self.state_dict() if precision == "float32" else pack(self.state_dict(), precision)
-        write_tensors(Path(path), state, {"network": self.description()})
+        write_tensors(Path(path), state, {"network": self.description(), **trained})
 
     def save_pretrained(self, folder: Path | str, *, precision: str = "float32") -> None:
         """Write a folder in the convention of the Hugging Face hub: config.json, model.safetensors, README.md.

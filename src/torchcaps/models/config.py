@@ -33,8 +33,8 @@ class TaskConfig(Settings):
     image_shape: tuple[int, int, int] = setting(help="(C, H, W) of what the network sees", least=1, most=LARGEST)
     classes: tuple[str, ...] = setting(help="names of the classes")
     labels_per_image: int = setting("classes that every image shows; 0 for any number", default=1, least=0, most=1000)
-    mean: tuple[float, ...] = setting("of each channel, subtracted", default=(0.0,))
-    std: tuple[float, ...] = setting("of each channel, divided by", default=(1.0,), above=0)
+    mean: tuple[float, ...] = setting("of each channel, subtracted", default=(0.0,), least=-1e6, most=1e6)
+    std: tuple[float, ...] = setting("of each channel, divided by", default=(1.0,), least=1e-6, most=1e6)
     source_shape: tuple[int, int, int] | None = setting(
         "(C, H, W) that image files are brought to, if only the centre of that is used",
         default=None,

@@ -68,9 +68,18 @@ def load(
         tensors = unpack(stored)
     except ValueError as error:
         raise DamagedFile(f"{file} is damaged: {error}.") from None
+    if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise DamagedFile(f"{file} holds numbers that are not finite, in {bad[0]!a}.")
     network = _described(file, state, tensors, Own(routing, backbone))
     network.load_state_dict(tensors)
     return network.to(device).eval()
+
+
+def trained_with(file: Path) -> dict[str, Any] | None:
+    """The settings of the run that made a file; None if it does not say."""
+    _, state = read_tensors(file)
+    settings = state.get("settings")
+    return settings if isinstance(settings, dict) else None
 
 
 def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], own: Own) -> Network:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcaps.atomic import write_atomically
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import evaluation_batches
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
 from torchcaps.models.base import Network
 from torchcaps.plots.text import plain
+from torchcaps.process import say
 from torchcaps.routing.base import SharedRouting
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.fit import Callback, Finished
@@ -45,7 +47,7 @@ class Pictures(Callback):
                 augmentation=finished.plan.augmentation,
             )
         except Exception as error:  # fonts, names that are no text, a full disk: whatever drawing runs into
-            print(f"torchcaps: the pictures could not be drawn ({error}).", file=sys.stderr)
+            say(f"the pictures could not be drawn ({error}).")
 
 
 def draw_run(
@@ -69,7 +71,9 @@ def draw_run(
     if network.decoder is not None:
         figures["reconstructions"] = reconstructions(network, sample, classes)
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=120)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=120)
+        write_atomically(folder / f"{name}.png", picture.getvalue())
 
 
 def curves(metrics: Metrics) -> Figure:

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ def export(
     tried = _random_images(network) if images is None else images.cpu().float()
     if tuple(tried.shape[1:]) != network.image_shape or not len(tried):
         raise ValueError(f"images must have shape (B, {', '.join(map(str, network.image_shape))})")
-    unchecked = path.with_name(f".{path.stem}.part{FORMATS[to]}")
+    unchecked = path.with_name(f".{secrets.token_hex(8)}.part{FORMATS[to]}")  # no link can wait there
     try:
         try:
             WRITERS[to](folded, unchecked, precision, metadata(network, precision))

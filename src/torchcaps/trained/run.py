@@ -16,11 +16,12 @@ from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own
-from torchcaps.models.files import load
+from torchcaps.models.files import load, trained_with
 from torchcaps.trained.card import card, stored_files, write_card
 from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded, with_errors
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
+from torchcaps.training.checkpoint import changes
 from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.environment import make_fabric
 from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
@@ -83,6 +84,9 @@ class TrainedRun:
     def config(self, *, data: str | None = None, data_folder: str | None = None) -> TrainingConfig:
         """The run's settings, with all training images used for training, and possibly other data."""
         config = self.folder.config()
+        stored = trained_with(self.folder.network)
+        if stored is not None and (differing := changes(stored, config.determining())):
+            raise UserError(f"config.yaml is not the one this network was trained with ({differing}).")
         changed: dict[str, object] = {"validation": 0}
         if data_folder is not None:
             changed["folder"] = data_folder

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.data.splits import Batch
-from torchcaps.functional import at_least_float32, presence, reconstruction_loss
+from torchcaps.functional import Capsules, at_least_float32, presence, reconstruction_loss
 from torchcaps.models.base import Network, Output
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.schedule import rate_factor
@@ -59,11 +59,11 @@ class AlternatingTrainer:
 
         for turn in range(config.weight_steps):  # Algorithm 1, lines 3 to 6
             self.optimiser.zero_grad()  # first, so that the old gradients' memory is free for what follows
-            output: Output = self._module(batch.images, labels_to_draw)
+            output, capsules = self._forward(batch.images, labels_to_draw)
             losses = self._losses(output, batch, step)
             last = turn == config.weight_steps - 1
             if self.ascent and coefficient_steps and config.alternation == "fused" and last:
-                directions = self.ascent.directions(output.capsules, batch.labels)
+                directions = self.ascent.directions(capsules, batch.labels)
             self._fabric.backward(losses[0])
             self.optimiser.step()
         if self.ascent and directions is not None:
@@ -73,6 +73,22 @@ class AlternatingTrainer:
             self._route(batch, coefficient_steps)
         self._update_average(step)
         return self._statistics(output, batch, losses)
+
+    def _forward(self, images: Tensor, labels_to_draw: Tensor | None) -> tuple[Output, Capsules]:
+        """What the network gives, and its class capsules for the ascent.
+
+        With mixed precision, Fabric refuses every gradient of its outputs but the loss's. The ascent follows the class
+        capsules themselves, and the loss follows views of them.
+        """
+        kept: list[Capsules] = []
+
+        def keep(module: nn.Module, inputs: object, output: Output) -> Output:
+            kept.append(output.capsules)
+            return output._replace(capsules=Capsules(*(tensor.view_as(tensor) for tensor in output.capsules)))
+
+        with self.network.register_forward_hook(keep):  # and no longer: copies of the network have no hooks
+            output: Output = self._module(images, labels_to_draw)
+        return output, kept[-1]
 
     def _set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self._rates):
@@ -160,7 +176,16 @@ class AlternatingTrainer:
         return tensors | {"random": torch.get_rng_state()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from what :meth:`tensors` returned."""
+        """Continue from what :meth:`tensors` returned; ``ValueError`` or the like if it is not that."""
+        own = ("network", "average", *self._optimisers())
+        if stray := [name for name in tensors if name.partition(".")[0] not in (*own, "random", "sums")]:
+            raise ValueError(f"there is nothing that {stray[0]!a} would belong to")
+        if self.average is not None and _within(tensors, "average").keys() != self.average.keys():
+            raise ValueError("the averaged weights are not those of this network")
+        state_now = self.network.state_dict()
+        for name, tensor in _within(tensors, "network").items():
+            if name in state_now and tensor.dtype != state_now[name].dtype:
+                raise ValueError(f"{name!a} holds {tensor.dtype}")
         torch.set_rng_state(tensors["random"])
         self.network.load_state_dict(_within(tensors, "network"))
         if self.average is not None:
@@ -171,6 +196,7 @@ class AlternatingTrainer:
             for name, tensor in _within(tensors, prefix).items():
                 index, _, entry = name.partition(".")
                 state.setdefault(int(index), {})[entry] = tensor
+            _check_state(optimiser, state)
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
     def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
@@ -178,6 +204,15 @@ class AlternatingTrainer:
         if self.ascent is not None:
             optimisers["ascent"] = self.ascent
         return optimisers
+
+
+def _check_state(optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
+    """Whether the state is one for these parameters: numbers, and tensors of their shapes."""
+    shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
+    for index, entries in state.items():
+        for name, tensor in entries.items():
+            if not 0 <= index < len(shapes) or (tensor.ndim and tensor.shape != shapes[index]):
+                raise ValueError(f"the optimiser has no {index}.{name!a} of shape {tuple(tensor.shape)}")
 
 
 def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcaps.atomic import UNFINISHED, DamagedFile
+from torchcaps.atomic import DamagedFile, sweep
 from torchcaps.errors import UserError
+from torchcaps.settings import shown
 from torchcaps.storage import read_tensors, write_tensors
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
@@ -32,8 +33,8 @@ class Checkpoints:
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.folder.mkdir(exist_ok=True)
         write_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **state})
-        left_by_a_kill = self.folder.glob(f".*{UNFINISHED}")
-        for path in [*left_by_a_kill, *self.paths()[:-KEPT]]:
+        sweep(self.folder)
+        for path in self.paths()[:-KEPT]:
             path.unlink()
 
     def restamp(self, settings: dict[str, Any]) -> None:
@@ -41,41 +42,72 @@ class Checkpoints:
         if not self.paths():
             return
         *older, newest = self.paths()
-        tensors, state = read_tensors(newest)
+        tensors, state = _read(newest)
         write_tensors(newest, tensors, {**state, "settings": settings})
         for path in older:
             path.unlink()
 
     def load_newest(
-        self, settings: dict[str, Any], say: Callable[[str], None]
+        self,
+        settings: dict[str, Any],
+        say: Callable[[str], None],
+        use: Callable[[dict[str, Tensor], dict[str, Any]], None] = lambda tensors, state: None,
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest intact checkpoint; None if the run has not made any yet.
+        """The newest intact checkpoint of this run; None if the run has not made any yet.
 
-        Raises :class:`UserError` if it was made with other settings than these.
+        Args:
+            settings: those of the run. If every checkpoint was made with others, that is a :class:`UserError`.
+            say: told what is passed over.
+            use: continues from a checkpoint; if it raises, the checkpoint is a damaged one.
         """
         paths = self.paths()
+        foreign: dict[Path, UserError] = {}
         for path in reversed(paths):
             try:
-                tensors, state = read_tensors(path)
+                tensors, state = _read(path)
+                if differing := changes(state["settings"], settings):
+                    foreign[path] = UserError(
+                        f"config.yaml is not the one this run was made with ({differing}). Put the old values back to "
+                        "resume it, or start a new run."
+                    )
+                    continue
+                use(tensors, state)
             except (DamagedFile, OSError) as error:
                 say(f"{error} Going back to the checkpoint before it.")
-                with contextlib.suppress(OSError):
-                    path.rename(path.with_suffix(".damaged"))  # or it would take the place of a good one
+                _set_aside(path, ".damaged")
                 continue
-            _check_settings(path, state.get("settings"), settings)
+            for other in foreign:
+                say(f"{other} belongs to another run. Going back to the checkpoint before it.")
+                _set_aside(other, ".foreign")
             return tensors, state
+        if foreign:
+            raise next(iter(foreign.values()))
         if paths:
-            raise UserError(f"No checkpoint in {self.folder} is intact. The run cannot be resumed: start it again.")
+            raise UserError(
+                f"No checkpoint in {self.folder} is intact; they are set aside. Resume it once more, and the run "
+                "starts from its first step."
+            )
         return None
 
 
-def _check_settings(path: Path, stored: object, given: dict[str, Any]) -> None:
-    if not isinstance(stored, dict):
-        raise UserError(f"{path} does not say which settings it was made with: it cannot be resumed from.")
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint that says of which step and of which run it is."""
+    tensors, state = read_tensors(path)
+    if not isinstance(state.get("settings"), dict):
+        raise DamagedFile(f"{path} does not say which settings it was made with.")
+    step = state.get("step")
+    if type(step) is not int or path.stem != f"step-{step:09d}":
+        raise DamagedFile(f"{path} is of another step than its name says.")
+    return tensors, state
+
+
+def _set_aside(path: Path, ending: str) -> None:
+    """Or it would take the place of a good one."""
+    with contextlib.suppress(OSError):
+        path.rename(path.with_suffix(ending))
+
+
+def changes(stored: dict[str, Any], given: dict[str, Any]) -> str:
+    """The settings that differ, with what they were and what they are; empty if none do."""
     names = sorted(name for name in stored.keys() | given.keys() if stored.get(name) != given.get(name))
-    if names:
-        changes = "; ".join(f"{name} was {stored.get(name)!a}, is {given.get(name)!a}" for name in names[:10])
-        raise UserError(
-            f"config.yaml is not the one this run was made with ({changes}). Put the old values back to resume it, "
-            "or start a new run."
-        )
+    return "; ".join(f"{name[:60]} was {shown(stored.get(name))}, is {shown(given.get(name))}" for name in names[:10])

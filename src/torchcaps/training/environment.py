@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -13,30 +13,35 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import UserError
 from torchcaps.training.config import RunConfig
-from torchcaps.training.host import cpu_name
+from torchcaps.training.host import cpu_name, from_environment
 
 
 def local_processes(run: RunConfig) -> int:
     """How many processes share this machine: those of ``--devices``, or those that ``torchrun`` started."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", run.devices))
+    return from_environment("LOCAL_WORLD_SIZE", least=1, default=run.devices)
 
 
 def make_fabric(run: RunConfig) -> Fabric:
     """Lightning Fabric for these settings, or for the processes that ``torchrun`` started."""
     devices, nodes = run.devices, 1
     if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = int(os.environ["WORLD_SIZE"]) // devices
+        devices = from_environment("LOCAL_WORLD_SIZE", least=1)
+        nodes = from_environment("WORLD_SIZE", least=1) // devices
     try:
-        return Fabric(
-            accelerator=run.accelerator,
-            strategy="ddp" if devices * nodes > 1 else "auto",
-            devices=devices,
-            num_nodes=nodes,
-            precision=run.precision,  # type: ignore[arg-type]
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*AMP with fp16 is not supported on CPU.*")  # refused below
+            fabric = Fabric(
+                accelerator=run.accelerator,
+                strategy="ddp" if devices * nodes > 1 else "auto",
+                devices=devices,
+                num_nodes=nodes,
+                precision=run.precision,  # type: ignore[arg-type]
+            )
     except (ValueError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"Cannot use accelerator '{run.accelerator}' with {devices} device(s): {error}") from error
+    if run.precision == "16-mixed" and fabric.device.type == "cpu":
+        raise UserError("--precision 16-mixed needs a GPU: on a CPU choose bf16-mixed, or 32-true, the default.")
+    return fabric
 
 
 def peak_memory_mb(device: torch.device) -> float:
@@ -44,7 +49,7 @@ def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     if sys.platform == "win32":
-        return float("nan")  # not counted there
+        return 0.0  # not counted there
     status = Path("/proc/self/status")
     if status.exists():  # unlike getrusage, it starts anew with the program and not with what started it
         return float(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) / 2**10

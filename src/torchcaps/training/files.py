@@ -13,7 +13,7 @@ from torchcaps.errors import UserError
 from torchcaps.settings import SettingError
 from torchcaps.training.config import TrainingConfig
 
-LARGEST_FILE = 2**20
+LARGEST_FILE = 2**17  # reading YAML takes a second or so for this much
 SHIPPED = (Path(__file__).parents[1] / "shipped_recipes", Path(__file__).parents[3] / "recipes")
 """Where recipes are: beside the package in an installed wheel, at the top of a checkout otherwise."""
 
@@ -40,8 +40,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         values = yaml.load(read_bytes(path, most=LARGEST_FILE).decode(), _PlainLoader)
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None
-    except (yaml.YAMLError, ValueError, OSError, RecursionError, OverflowError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except UserError:
+        raise
+    except Exception as error:  # the library raises nearly anything, such as an IndexError for "!!int ''"
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise UserError(f"{path} is not readable as YAML: {reason}.") from None
     if values is None:
         return {}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
+from torch import Tensor
 
+from torchcaps.atomic import DamagedFile
 from torchcaps.data.datasets import DataSet
 from torchcaps.data.report import table
 from torchcaps.data.splits import Split
@@ -20,6 +24,7 @@ from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load
+from torchcaps.process import heeded
 from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 from torchcaps.training.config import TrainingConfig
@@ -33,8 +38,6 @@ from torchcaps.training.progress import ProgressDisplay, say
 from torchcaps.training.result import RunResult
 from torchcaps.training.schedule import rate_factor
 from torchcaps.training.watch import Watch
-
-STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
 class Callback:
@@ -97,8 +100,12 @@ def fit(
     with contextlib.ExitStack() as stack:
         if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
             check_memory(plan, network)
-            folder = RunFolder.open(path) if resume else RunFolder.create(path, plan.config)
-            stack.enter_context(folder.claimed())
+            if resume:
+                folder = RunFolder.open(path)
+                stack.enter_context(folder.claimed())
+                folder.set_aside_damage(lambda line: say(console, line))
+            else:
+                folder = stack.enter_context(RunFolder.created(path, plan.config))
             if folder.result.exists():
                 return folder.path  # whoever had claimed it before has finished it
             say(console, table(header_rows(plan, network, path)))
@@ -308,17 +315,12 @@ class _Run:
 
     def _restore(self) -> int:
         """Continue where the newest checkpoint left off; returns the number of steps already taken."""
-        found = self.folder.checkpoints.load_newest(self.config.determining(), self.display.say)
+        found = self.folder.checkpoints.load_newest(self.config.determining(), self.display.say, self._continue_from)
         step = 0
         if found is not None:
-            tensors, state = found
+            _, state = found
             step = int(state["step"])
-            self.trainer.load_tensors(tensors)
-            if self.fabric.is_global_zero:
-                self.sums.copy_(tensors["sums"])
-            self.train_seconds, self.timed_steps = state["train_seconds"], state["timed_steps"]
             self.started -= state["seconds"]
-            self.best = state.get("best", {})
             self.display.say(f"Continuing after step {step} of {self.total_steps}.")
             threads = torch.get_num_threads()
             before = state.get("threads")
@@ -330,6 +332,22 @@ class _Run:
         if self.fabric.is_global_zero and (damaged := self.folder.forget_metrics_after(step)):
             self.display.say(f"{damaged} damaged row(s) of metrics.csv were dropped.")
         return step
+
+    def _continue_from(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Take over what a checkpoint holds; :class:`DamagedFile` if it is not what this run would have saved."""
+        try:
+            self.trainer.load_tensors(tensors)
+            if self.fabric.is_global_zero:
+                self.sums.copy_(tensors["sums"])
+            self.train_seconds, self.timed_steps = float(state["train_seconds"]), int(state["timed_steps"])
+            self.best = {name: float(state["best"][name]) for name in state["best"]}
+            numbers = [state["seconds"], self.train_seconds, *self.best.values(), *self.sums.tolist()]
+            intact = all(map(math.isfinite, numbers)) and set(self.best) in (set(), {"error", "step", "since"})
+            intact = intact and 0 < state["step"] <= self.total_steps and self.trainer.is_finite()
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise DamagedFile(f"The checkpoint is not one of this run ({str(error).splitlines()[0][:200]}).") from error
+        if not intact:
+            raise DamagedFile("The checkpoint holds numbers that no run has.")
 
     def _agree(self, signal_number: int) -> int:
         """The signal any process was stopped by, so that all of them stop after the same step."""
@@ -344,7 +362,7 @@ class _Run:
         test = last if data.validation is None else self._evaluate(data.test, network=network)
         if not self.fabric.is_global_zero:
             return
-        network.save(self.folder.network)
+        network.save(self.folder.network, settings=self.config.determining())
         self.folder.best.unlink(missing_ok=True)
         kept_best = self.best and self.config.run.keep == "best"
         validation_error = self.best["error"] if kept_best else last.error_percent
@@ -390,7 +408,7 @@ def _stop_signals() -> Iterator[dict[str, int]]:
         noted["signal"] = number
 
     try:
-        previous = {number: signal.signal(number, note) for number in STOPPING}
+        previous = {number: signal.signal(number, note) for number in heeded()}
     except ValueError:  # signals reach the main thread only; elsewhere the caller stops the run its own way
         yield noted
         return

@@ -26,13 +26,23 @@ def follow_parent() -> None:
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
+    if str(os.getppid()) != parent:
         raise UserError("What had started this process is gone.")
 
 
 def is_first_process() -> bool:
     """Whether this is the one process that writes files and talks, as far as launchers have told it."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+    return from_environment("RANK" if "RANK" in os.environ else "LOCAL_RANK") == 0
+
+
+def from_environment(name: str, *, least: int = 0, default: int = 0) -> int:
+    """A number that a launcher has left in the environment."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= least):
+        raise UserError(f"The environment variable {name} must be a whole number from {least}, not {text!a}.")
+    return int(text)
 
 
 def usable_cores() -> int:

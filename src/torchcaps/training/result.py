@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchcaps.atomic import read_bytes, write_atomically
+from torchcaps.atomic import DamagedFile, read_bytes, write_atomically
 from torchcaps.errors import UserError
 from torchcaps.settings import Settings, setting
 
@@ -51,5 +51,5 @@ class RunResult(Settings):
             return cls.from_mapping(json.loads(read_bytes(path, most=LARGEST_FILE)))
         except FileNotFoundError:
             raise UserError(f"There is no {path}: the run is not finished.") from None
-        except (OSError, ValueError, RecursionError) as error:  # bad bytes and bad JSON are ValueErrors
-            raise UserError(f"{path} is damaged: {error}.") from None
+        except (OSError, UserError, ValueError, RecursionError) as error:  # bad bytes and bad JSON are ValueErrors
+            raise DamagedFile(f"{path} is damaged: {str(error).rstrip('.')[:300]}.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torchcaps.plots  # noqa: F401  (first: it decides which settings matplotlib reads)  # isort: skip
 from matplotlib.figure import Figure
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
@@ -63,6 +66,12 @@ class Cell:
         images = self.benchmark.train_images
         run = filled_in(self.config, images=images, has_validation=False).run
         return run.steps or (run.epochs or 1) * (images // (run.batch_size or 1))
+
+    def set_aside_damage(self, say: Callable[[str], None]) -> None:
+        """Let a cell whose records cannot be read be trained anew, unless somebody is training it."""
+        if self.folder.path.is_dir():
+            with contextlib.suppress(Timeout), FileLock(self.lock, timeout=0):
+                self.folder.set_aside_damage(say)
 
     def result(self) -> RunResult:
         return RunResult.read(self.folder.result)

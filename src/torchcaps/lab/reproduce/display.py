@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from torchcaps.lab.reproduce.cells import Cell
+from torchcaps.process import printable
 
 REFRESH_SECONDS = 2.0
 
@@ -74,7 +75,7 @@ class CellDisplay:
         self._bars.update(self._overall, completed=sum(reached.values()), numbers=numbers)
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def _done(self) -> int:
         return sum(cell.done for cell in self._cells)

@@ -13,16 +13,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from torchcaps.atomic import append_line
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.cells import Cell
 from torchcaps.lab.reproduce.display import CellDisplay
 from torchcaps.lab.reproduce.worker import Execution
+from torchcaps.process import heeded
 from torchcaps.training.host import END_WITH_PARENT, usable_cores
 
 POLL_SECONDS = 0.5
@@ -51,6 +54,7 @@ def run_cells(
     """Train whatever is not done yet; returns the cells that could not be."""
     for cell in cells:
         cell.write_recipe()
+        cell.set_aside_damage(display.say)
     waiting = [cell for cell in cells if not cell.done]
     with display, _signals_stop():
         if ray_address is None:
@@ -71,6 +75,7 @@ def claimed(cell: Cell) -> Iterator[None]:
 def train(cell: Cell, execution: Execution, meanwhile: Callable[[], None] = lambda: None) -> str | None:
     """Train a cell in a process of its own, with its output in the cell's log; returns what went wrong, if anything."""
     command = [sys.executable, "-P", "-m", "torchcaps.lab.reproduce.worker"]
+    append_line(cell.log, f"{datetime.now():%Y-%m-%d %H:%M:%S}")  # which also refuses a link of that name
     with cell.log.open("a") as log:
         process = subprocess.Popen(
             [*command, str(cell.recipe), str(cell.folder.path), execution.to_json()],
@@ -93,7 +98,7 @@ def train(cell: Cell, execution: Execution, meanwhile: Callable[[], None] = lamb
     if process.returncode < 0:
         return f"ended by {signal.Signals(-process.returncode).name}"
     lines = cell.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"ended with exit code {process.returncode}"
+    return lines[-1].removeprefix("torchcaps: ") if lines else f"ended with exit code {process.returncode}"
 
 
 def _here(cells: Sequence[Cell], execution: Execution, display: CellDisplay) -> list[Failure]:
@@ -203,10 +208,10 @@ def _train_remotely(cell: Cell, execution: Execution, directory: Path) -> str | 
 
 
 class _signals_stop:
-    """Within it, Ctrl-C and SIGTERM raise :class:`Stopped`."""
+    """Within it, Ctrl-C, SIGTERM and SIGHUP raise :class:`Stopped`."""
 
     def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._stop) for number in heeded()}
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():

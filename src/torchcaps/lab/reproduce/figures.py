@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
+import torchcaps.plots  # noqa: F401  (first: it decides which settings matplotlib reads)  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import stdtrit  # scipy.stats takes a second to import

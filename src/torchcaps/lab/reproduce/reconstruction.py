@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import torch
+
+import torchcaps.plots  # noqa: F401  (first: it decides which settings matplotlib reads)  # isort: skip
 from matplotlib.figure import Figure
 from torch import Tensor
 

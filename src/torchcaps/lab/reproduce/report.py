@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from torchcaps.lab.reproduce import figures
 from torchcaps.lab.reproduce.budgets import BOOKKEEPING, BUDGETS, differences
 from torchcaps.lab.reproduce.figures import Column, Comparison
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, SECONDS_PER_100_STEPS, Benchmark
-from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow
+from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, read_record
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -29,6 +28,8 @@ img { max-width: 100%; }
 code { background: #f3f3f3; padding: 0 0.2rem; }
 """
 RUNTIME = "runtime.json"
+MEASURED = ("seconds_per_100_steps", "spread_percent", "rounds", "batch_size", "threads", "cpu", "torch")
+DRAWN = ("own_capsules", "foreign_capsules", "class_means")
 Table = list[list[str]]
 
 
@@ -54,7 +55,7 @@ class Report:
         """The budget that the runs, or the measurements, were made at."""
         if self.runs:
             return self.runs[0].experiment
-        return str(json.loads(self.runtime.read_text())["budget"]) if self.runtime.exists() else ""
+        return str(read_record(self.runtime, "budget")["budget"]) if self.runtime.exists() else ""
 
     def write(self) -> None:
         """``report.md`` with its pictures, and ``report.html`` with everything inside."""
@@ -199,7 +200,7 @@ class Report:
             )
 
     def _runtime(self) -> Iterator[str]:
-        measured = json.loads(self.runtime.read_text())
+        measured = read_record(self.runtime, *MEASURED)
         seconds: dict[str, float] = measured["seconds_per_100_steps"]
         published = SECONDS_PER_100_STEPS
         yield "## Time per 100 steps"
@@ -227,7 +228,7 @@ class Report:
         )
 
     def _reconstruction(self) -> Iterator[str]:
-        numbers = json.loads(self.reconstruction.read_text())
+        numbers = read_record(self.reconstruction, *(f"squared_error_{name}" for name in DRAWN))
         yield "## Reconstruction"
         yield (
             "The first 100 Fashion-MNIST test images that the L2/FC network, trained without reconstruction, "
@@ -236,9 +237,7 @@ class Report:
         )
         picture = _link(self.folder, self.reconstruction_picture)
         yield f"![Reconstructions by one decoder from the capsules of two networks]({picture})"
-        own, foreign, means = (
-            numbers[f"squared_error_{name}"] for name in ("own_capsules", "foreign_capsules", "class_means")
-        )
+        own, foreign, means = (numbers[f"squared_error_{name}"] for name in DRAWN)
         outcome = (
             "That is no better than drawing the mean of the class: what gets across is the class, which the decoder is "
             "told anyway, and not how the thing looks."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from torchcaps.lab.reproduce.reconstruction import draw_reconstructions
 from torchcaps.lab.reproduce.report import RUNTIME, Report
 from torchcaps.lab.reproduce.runtime import measure_runtime
 from torchcaps.lab.reproduce.worker import Execution
-from torchcaps.lab.results import RESULTS, Results, agrees, collect
+from torchcaps.lab.results import RESULTS, Results, agrees, collect, read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class Reproduction:
                         f"{self.out / RESULTS} has {cell.name} trained with other settings. Choose another --out."
                     )
         runtime = self.out / RUNTIME
-        if runtime.exists() and (budget := json.loads(runtime.read_text())["budget"]) != self.budget:
+        if runtime.exists() and (budget := read_record(runtime, "budget")["budget"]) != self.budget:
             raise UserError(f"{runtime} was measured at the budget {budget}. Choose another --out, or remove it.")
 
     def _needed(self) -> list[Cell]:

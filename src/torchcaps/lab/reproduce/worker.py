@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchcaps.errors import UserError
+from torchcaps.process import begin, told
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.host import follow_parent
 
@@ -46,24 +46,25 @@ class Execution:
 
 def main(arguments: Sequence[str]) -> int:
     """Train, or go on where the run was stopped. What the user did wrong is told in a sentence."""
-    try:
-        follow_parent()
-        from torchcaps.ops import keep_memory
-        from torchcaps.training.files import read_config
-        from torchcaps.training.fit import fit
-        from torchcaps.training.folder import RunFolder
+    return told(lambda: _train(arguments))
 
-        recipe, path, execution = arguments
-        folder = Path(path)
-        keep_memory()
-        config = Execution(**json.loads(execution)).applied(read_config(Path(recipe)), folder)
-        begun = RunFolder(folder).config_file.exists()
-        fit(config, resume=folder if begun else None)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return int(getattr(error, "exit_code", 2))
+
+def _train(arguments: Sequence[str]) -> int:
+    follow_parent()
+    from torchcaps.ops import keep_memory
+    from torchcaps.training.files import read_config
+    from torchcaps.training.fit import fit
+    from torchcaps.training.folder import RunFolder
+
+    recipe, path, execution = arguments
+    folder = Path(path)
+    keep_memory()
+    config = Execution(**json.loads(execution)).applied(read_config(Path(recipe)), folder)
+    begun = RunFolder(folder).config_file.exists()
+    fit(config, resume=folder if begun else None)
     return 0
 
 
 if __name__ == "__main__":
+    begin()
     sys.exit(main(sys.argv[1:]))

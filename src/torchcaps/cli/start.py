@@ -1,0 +1,19 @@
+"""Where the program ``torchcaps`` starts: prepared for signals before anything else is imported."""
+
+from __future__ import annotations
+
+import sys
+
+from torchcaps.process import begin
+
+
+def main() -> int:
+    """Run the command that the command line names."""
+    begin()
+    from torchcaps.cli.main import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
