@@ -64,7 +64,10 @@ def test_a_signal_during_the_start_is_answered_in_a_sentence(tmp_path, number):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
 def test_what_nohup_asks_for_is_respected(tmp_path):
-    program = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.executable, sys.argv)"
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
     command = ["-c", program, "-P", "-m", "torchcaps", "train", *STEPS, "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
         [sys.executable, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=command_environment()
@@ -260,7 +263,7 @@ def test_a_run_goes_on_when_a_full_disk_has_room_again(whole, small_disk, capsys
     assert code == 2
     assert "No space left" in sentence(said)
     assert not list(folder.rglob("*.part"))
-    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=500m", str(small_disk)], check=True)
     code, said = main_in(capsys, "train", "--resume", folder)
     assert code == 0, said
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -91,7 +91,8 @@ def fit(
         console: where progress is shown.
     """
     fabric = make_fabric(config.run)
-    torch.set_num_threads(config.run.threads or max(1, usable_cores() // local_processes(config.run)))
+    processes = local_processes(config.run)
+    torch.set_num_threads(config.run.threads or max(1, usable_cores() // processes))
     plan = Plan.of(config, data)
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
     network = plan.build_network(own)
