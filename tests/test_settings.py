@@ -339,7 +339,7 @@ def test_a_setting_of_another_model_is_refused():
         ({"classes": 10}, "classes must be a list"),
         ({"mean": [0.1, 0.2]}, "mean must have one number, or one for each of 3 channels"),
         ({"std": [1.0, 1.0]}, "std must have one number"),
-        ({"std": [0.0]}, "std must be above 0"),
+        ({"std": [0.0]}, "std must be at least 1e-06, not 0"),
         ({"labels_per_image": 4}, "labels_per_image must be at most 3"),
         ({"source_shape": [3, 19, 24]}, "source_shape"),
         ({"source_shape": [1, 24, 24]}, "source_shape"),
