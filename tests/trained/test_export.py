@@ -165,7 +165,7 @@ def test_weights_that_fewer_bits_cannot_hold_are_refused(tmp_path):
     network.front.first.weight.data[0, 0, 0, 0] = torch.nan
     with pytest.raises(UserError, match="not finite"):
         network.save(tmp_path / "m.safetensors", precision="int8")
-    with pytest.raises(UserError, match="differs from the original by nan"):
+    with pytest.raises(UserError, match="not finite"):
         export(network, tmp_path / "m.safetensors", to="safetensors")
     assert list(tmp_path.iterdir()) == []
 

@@ -17,7 +17,7 @@ from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, margin_loss
 from torchcaps.layers.decoder import Decoder
 from torchcaps.models.config import ModelConfig, TaskConfig
-from torchcaps.models.packing import pack
+from torchcaps.models.packing import check_finite, pack
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.storage import write_tensors
 
@@ -197,7 +197,11 @@ class Network(nn.Module, ABC):
             settings: of the run that trained it, to be kept beside them.
         """
         trained = {} if settings is None else {"settings": dict(settings)}
-        state = self.state_dict() if precision == "float32" else pack(self.state_dict(), precision)
+        state = self.state_dict()
+        for tensor in state.values():
+            check_finite(tensor)
+        if precision != "float32":
+            state = pack(state, precision)
         write_tensors(Path(path), state, {"network": self.description(), **trained})
 
     def save_pretrained(self, folder: Path | str, *, precision: str = "float32") -> None:

@@ -33,6 +33,12 @@ class Packed(NamedTuple):
         return values if self.scale is None else values * self.scale
 
 
+def check_finite(tensor: Tensor) -> None:
+    """Nothing is stored that could not be loaded."""
+    if not tensor.isfinite().all():
+        raise UserError("This network has weights that are not finite: they are not worth storing. Train it anew.")
+
+
 def packed(tensor: Tensor, precision: str) -> Packed:
     """A tensor with at least two axes in fewer bits; any other as float32.
 
@@ -41,6 +47,7 @@ def packed(tensor: Tensor, precision: str) -> Packed:
     """
     if precision not in PRECISIONS:
         raise UserError(f"There is no precision {precision!a}: choose one of {', '.join(PRECISIONS)}.")
+    check_finite(tensor)
     tensor = tensor.detach().to(torch.float32)
     if precision == "float32" or tensor.ndim < 2:
         return Packed(tensor)
@@ -49,8 +56,6 @@ def packed(tensor: Tensor, precision: str) -> Packed:
         if not half.isfinite().all():
             raise UserError("This network has weights that float16 cannot hold: choose float32 or int8.")
         return Packed(half)
-    if not tensor.isfinite().all():
-        raise UserError("This network has weights that are not finite: they cannot be stored in 8 bits.")
     scale = tensor.abs().flatten(1).amax(1).view(-1, *[1] * (tensor.ndim - 1)) / 127
     steps = (tensor / torch.where(scale > 0, scale, 1.0)).round().clamp(-127, 127)
     return Packed(steps.to(torch.int8), scale)
