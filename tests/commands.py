@@ -6,7 +6,10 @@ from torchcaps.cli.options import options
 from torchcaps.training.config import TrainingConfig
 
 # A network small enough for a test, on the embedded data.
-TINY_FLAGS = ["--conv-channels", "8", "--primary-capsules", "4", "--batch-size", "32", "--threads", "1"]
+TINY_FLAGS = [
+    *("--conv-channels", "8", "--primary-capsules", "4", "--batch-size", "32"),
+    *("--threads", "1", "--no-pictures"),
+]
 
 
 def command_environment() -> dict[str, str]:

@@ -27,6 +27,7 @@ ASKED_FOR = [
     "spread_loss",
     "squash",
     "load",
+    "pretrained",
     "create_model",
     "list_models",
     "Muon",

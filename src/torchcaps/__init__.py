@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchcaps.layers.primary import PrimaryCapsules as PrimaryCapsules
     from torchcaps.models.capsnet import CapsuleNetwork as CapsuleNetwork
     from torchcaps.models.files import load as load
+    from torchcaps.models.files import pretrained as pretrained
     from torchcaps.models.registry import create_model as create_model
     from torchcaps.models.registry import list_models as list_models
     from torchcaps.optim import Muon as Muon
@@ -50,6 +51,7 @@ _HOMES = {
     "list_models": "torchcaps.models.registry",
     "load": "torchcaps.models.files",
     "margin_loss": "torchcaps.functional",
+    "pretrained": "torchcaps.models.files",
     "spread_loss": "torchcaps.functional",
     "squash": "torchcaps.functional",
 }

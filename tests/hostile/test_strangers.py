@@ -82,7 +82,7 @@ def test_nothing_in_the_current_folder_is_imported_by_predict(trained, trapped, 
 
 
 def test_nor_by_train_with_two_processes_and_pictures(trapped):
-    done = run(trapped, "train", *SHORT, "--devices", 2, "--accelerator", "cpu", "--out", "run", way="-m")
+    done = run(trapped, "train", *SHORT, "--pictures", "--devices", 2, "--accelerator", "cpu", "--out", "run", way="-m")
     assert not touched(trapped)
     assert done.returncode == 0, done.stderr
     assert (trapped / "run" / "curves.png").exists()
@@ -208,7 +208,8 @@ def test_classes_with_strange_names_are_trained_and_told_escaped(tmp_path):
             picture = Image.fromarray(np.full((20, 20), 40 * number + shade, np.uint8))
             with open(place + f"/{shade}.png".encode(), "wb") as file:
                 picture.save(file, "PNG")
-    done = run(tmp_path, "train", "--data", "folder:images", *SHORT[:-2], "--batch-size", 4, "--out", "run")
+    flags = [*SHORT[:-2], "--pictures", "--batch-size", 4]
+    done = run(tmp_path, "train", "--data", "folder:images", *flags, "--out", "run")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 2
     assert "\x1b" not in done.stdout + done.stderr
@@ -229,7 +230,7 @@ def test_a_strange_environment_is_no_crash(tmp_path):
         "TORCHCAPS_SOURCE": "/nowhere",
         "MATPLOTLIBRC": "/nowhere",
     }
-    done = run(tmp_path, "train", *SHORT, "--out", "run", **strange)
+    done = run(tmp_path, "train", *SHORT, "--pictures", "--out", "run", **strange)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "curves.png").exists()
     assert run(tmp_path, "train", "--help", **strange).returncode == 0

@@ -1,4 +1,4 @@
-"""A small network, trained for seconds on the embedded digits, and the page that shows it."""
+"""The network that comes along, one without a decoder, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import uvicorn
 
 from commands import command_environment
 from torchcaps.cli.serve import listening_on
+from torchcaps.models.files import in_the_box
 from torchcaps.serve.app import make_app
 from torchcaps.serve.gallery import Gallery
 from torchcaps.serve.model import ServedModel
 from torchcaps.trained.run import TrainedRun
 
 SMALL = ["--data", "digits", "--conv-channels", 16, "--primary-capsules", 4, "--batch-size", 64, "--threads", 1]
-SMALL += ["--learning-rate", 0.003, "--accelerator", "cpu", "--log-every", 10]
+SMALL += ["--learning-rate", 0.003, "--accelerator", "cpu", "--log-every", 10, "--no-pictures"]
 
 
 def trained(folder: Path, *flags: object) -> Path:
@@ -29,8 +30,9 @@ def trained(folder: Path, *flags: object) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("runs") / "small", "--steps", 80)
+def trained_folder() -> Path:
+    """The network that comes along."""
+    return in_the_box("mnist")
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def test_info(client, model):
     assert info["classes"] == list(map(str, range(10)))
     assert info["image_shape"] == [1, 28, 28]
     [served] = info["models"]
-    assert served["name"] == "small"
+    assert served["name"] == "mnist"
     assert served["has_decoder"]
     assert served["has_maps"]
     assert len(served["curves"]["step"]) == len(served["curves"]["loss"]) > 1

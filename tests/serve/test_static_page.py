@@ -62,7 +62,6 @@ def test_the_command(torchcaps, trained_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Say which run"),
         (["nowhere"], "no run folder"),
         (["a", "b", "c"], "or two"),
         (["a", "--port", "70000"], "65535"),

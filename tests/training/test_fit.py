@@ -38,7 +38,7 @@ def learned(folder: Path) -> list[dict[str, str]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happened to."""
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    command = [sys.executable, "-P", "-m", "torchcaps", "train", *map(str, RUN), "--out", str(folder)]
+    command = [sys.executable, "-P", "-m", "torchcaps", "train", *map(str, RUN), "--pictures", "--out", str(folder)]
     subprocess.run(command, check=True, capture_output=True, env=command_environment())
     return folder
 
@@ -207,8 +207,8 @@ def test_two_processes_resume_where_they_stopped(torchcaps, tmp_path):
 
 
 def test_low_precision_and_no_reconstruction(torchcaps, tmp_path):
-    flags = [*TINY_FLAGS, "--steps", 4, "--precision", "bf16-mixed", "--no-reconstruction", "--routing", "dynamic"]
-    finished = torchcaps("train", *flags, "--out", "run")
+    flags = [*TINY_FLAGS, "--pictures", "--steps", 4, "--precision", "bf16-mixed", "--no-reconstruction"]
+    finished = torchcaps("train", *flags, "--routing", "dynamic", "--out", "run")
     assert finished.returncode == 0, finished.stderr
     assert not (tmp_path / "run" / "reconstructions.png").exists()
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.shared import add_computing, add_data_folder, open_run, positive
+from torchcaps.cli.shared import add_computing, add_data_folder, add_pretrained, open_run, positive, pretrained_folder
 from torchcaps.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ LISTED_CLASSES = 40
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run_folders", type=Path, nargs="+", metavar="DIR", help="folders of finished runs; several are an ensemble"
+        "run_folders", type=Path, nargs="*", metavar="DIR", help="folders of finished runs; several are an ensemble"
     )
+    add_pretrained(parser)
     add_computing(parser)
     parser.add_argument("--data", help="another data set of the same shape and classes [the run's own]")
     parser.add_argument("--limit", type=positive, metavar="N", help="evaluate on the first N test images only")
@@ -61,7 +62,10 @@ def run(arguments: argparse.Namespace) -> None:
     from torchcaps.trained.robustness import error_by_strength
     from torchcaps.trained.scores import score
 
-    runs = [open_run(folder, arguments) for folder in arguments.run_folders]
+    folders = [*arguments.run_folders, *([pretrained_folder(arguments.pretrained)] if arguments.pretrained else [])]
+    if not folders:
+        raise UserError("Name the folder of a run, or a network that comes with torchcaps: --pretrained mnist.")
+    runs = [open_run(folder, arguments) for folder in folders]
     if any(trained.network.classes != runs[0].network.classes for trained in runs):
         raise UserError("An ensemble needs runs with the same classes.")
     plan = runs[0].plan(data=arguments.data, data_folder=arguments.data_dir)
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
     speed = len(scores.lengths) / (time.perf_counter() - started)
     trials = [*(["affine"] if arguments.affine else []), *(["noise"] if arguments.noise else []), *arguments.attack]
     whole = [trained.network for trained in runs]  # attacks need gradients, which folded networks have too
-    name = " + ".join(folder.name for folder in arguments.run_folders)
+    name = " + ".join(folder.name for folder in folders)
     errors = {
         trial: {name: error_by_strength(whole, plan.data.test, trial, augmentation=plan.augmentation, limit=limit)}
         for trial in trials

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.shared import add_data_folder, add_run_folder, open_run
+from torchcaps.cli.shared import add_data_folder, add_run_and_images, open_run, run_and_images
 from torchcaps.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ TRAINING_IMAGES = 2000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_run_folder(parser)
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="PNG, JPEG or other image files")
+    add_run_and_images(parser, "PNG, JPEG or other image files")
     parser.add_argument(
         "--class",
         dest="classes",
@@ -32,21 +31,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="explain this class, too; may be given several times [the classes found]",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the pictures ['explained' in the run's]")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the pictures ['explained' in DIR, or here]",
+    )
     add_data_folder(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     import warnings
 
-    trained = open_run(arguments.run_folder, arguments)
+    folder, words = run_and_images(arguments)
+    trained = open_run(folder, arguments)
     asked = _numbers(trained.network.classes, arguments.classes)
-    images, problems = _read(trained, arguments.images)
+    images, problems = _read(trained, [Path(word) for word in words])
     for problem in problems:
         print(f"torchcaps: {problem}", file=sys.stderr)
     if not images:
         return 2
-    out = arguments.out or trained.folder.path / "explained"
+    out = arguments.out or (Path() if arguments.pretrained else folder) / "explained"
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: choose another folder.")
     out.mkdir(parents=True, exist_ok=True)
@@ -83,14 +88,15 @@ def _read(trained: TrainedRun, paths: Sequence[Path]) -> tuple[dict[Path, Tensor
 
 
 def _training_images(trained: TrainedRun, data_folder: str | None) -> Tensor | None:
+    from torchcaps.data.augmentation import Augmentation
     from torchcaps.trained.run import sample_images
 
     try:
-        plan = trained.plan(data_folder=data_folder)
+        images = trained.images_at_hand(data_folder=data_folder)
     except UserError as error:
         print(f"Without the run's training images no exciting patches are shown: {error}", file=sys.stderr)
         return None
-    return sample_images(plan.data.train, plan.augmentation, TRAINING_IMAGES)
+    return sample_images(images.train, Augmentation(trained.config().augmentation), TRAINING_IMAGES)
 
 
 def _draw(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.shared import add_run_folder, open_run, positive
+from torchcaps.cli.shared import add_run_and_images, open_run, positive, run_and_images
 from torchcaps.errors import UserError
 from torchcaps.process import say
 
@@ -22,12 +22,8 @@ STANDARD_INPUT = "-"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_run_folder(parser)
-    parser.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGE",
-        help="image files, folders of them, patterns such as 'new/*.png', or - for a list of files on standard input",
+    add_run_and_images(
+        parser, "image files, folders of them, patterns such as 'new/*.png', or - for a list of files on standard input"
     )
     parser.add_argument("--top", type=positive, default=3, metavar="N", help="classes to show for each image [3]")
     form = parser.add_mutually_exclusive_group()
@@ -38,10 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from torchcaps.data.files import shown
 
-    paths = list(_files(arguments.images))
+    folder, words = run_and_images(arguments)
+    paths = list(_files(words))
     if not paths:
         raise UserError("No image files were found.")
-    trained = open_run(arguments.run_folder, arguments)
+    trained = open_run(folder, arguments)
     predictions = list(trained.predict(paths))
     answered = [prediction for prediction in predictions if prediction.problem is None]
     if arguments.json:

@@ -11,6 +11,9 @@ from torchcaps.cli.shared import add_data_folder, add_run_folder, open_run
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the smaller network [DIR-pruned]")
+    parser.add_argument(
+        "--precision", choices=("float32", "float16", "int8"), default="float32", help="of its weights [float32]"
+    )
     add_data_folder(parser)
 
 
@@ -18,7 +21,8 @@ def run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    report = open_run(arguments.run_folder, arguments).prune(arguments.out, data_folder=arguments.data_dir)
+    trained = open_run(arguments.run_folder, arguments)
+    report = trained.prune(arguments.out, precision=arguments.precision, data_folder=arguments.data_dir)
     print(f"removed {report.capsules_removed} primary capsules, and {report.types_removed} types of them altogether")
     table = Table(box=None)
     for heading in ("", "test error, %", "parameters", "images/s"):

@@ -11,7 +11,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.shared import add_computing, add_data_folder, open_run
+from torchcaps.cli.shared import add_computing, add_data_folder, open_run, pretrained_folder
 from torchcaps.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ NEEDED = ("fastapi", "uvicorn")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="*", type=Path, metavar="RUN", help="the folder of a finished run, or two to compare"
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="the folder of a finished run, or two to compare [one that comes along]",
     )
     parser.add_argument("--static", type=Path, metavar="DIR", help="write the page with the model inside, and stop")
     parser.add_argument(
@@ -64,20 +68,13 @@ def _opened(arguments: argparse.Namespace) -> tuple[list[ServedModel], Gallery |
     from torchcaps.serve.gallery import Gallery
     from torchcaps.serve.model import ServedModel, check_side_by_side
 
-    runs = [open_run(path, arguments) for path in arguments.runs or [_network_in_the_box()]]
+    runs = [open_run(path, arguments) for path in arguments.runs or [pretrained_folder("mnist")]]
     models = [ServedModel.of_run(trained) for trained in runs]
     check_side_by_side(models)
     try:
         return models, Gallery.of_run(runs[0], data_folder=arguments.data_dir), ""
     except UserError as error:
         return models, None, f"There are no test images to pick from: {error}"
-
-
-def _network_in_the_box() -> Path:
-    """What is shown if no run is named."""
-    raise UserError(
-        "Say which run to show: torchcaps serve RUN. To make one: torchcaps train --data digits --epochs 3 --out RUN"
-    )
 
 
 def _serve(arguments: argparse.Namespace, models: list[ServedModel], gallery: Gallery | None, no_samples: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchcaps.errors import UserError
+
 if TYPE_CHECKING:
     from torchcaps.models.config import Own
     from torchcaps.trained.run import TrainedRun
@@ -33,6 +35,35 @@ def threads(text: str) -> int:
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="DIR", help="the folder of a finished run")
     add_computing(parser)
+
+
+def add_pretrained(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pretrained", metavar="NAME", help="in place of DIR, a network that comes along: mnist")
+
+
+def add_run_and_images(parser: argparse.ArgumentParser, images: str) -> None:
+    """A run folder and images, or ``--pretrained`` and images."""
+    parser.add_argument(
+        "words", nargs="+", metavar=("DIR", "IMAGE"), help=f"the folder of a finished run, and {images}"
+    )
+    add_pretrained(parser)
+    add_computing(parser)
+
+
+def run_and_images(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
+    """What :func:`add_run_and_images` was given."""
+    if arguments.pretrained is not None:
+        return pretrained_folder(arguments.pretrained), arguments.words
+    folder, *images = arguments.words
+    if not images:
+        raise UserError("Name the folder of a run and then images; or --pretrained mnist and then images.")
+    return Path(folder), images
+
+
+def pretrained_folder(name: str) -> Path:
+    from torchcaps.models.files import in_the_box
+
+    return in_the_box(name)
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:

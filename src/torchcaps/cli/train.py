@@ -87,11 +87,16 @@ def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) ->
 
 
 def _callbacks(config: TrainingConfig) -> list[Callback]:
-    from torchcaps.plots.run import Pictures
-    from torchcaps.training.loggers import TensorBoard
+    callbacks: list[Callback] = []
+    if config.run.pictures:
+        from torchcaps.plots.run import Pictures
 
-    callbacks: list[Callback] = [Pictures()] if config.run.pictures else []
-    return [*callbacks, TensorBoard()] if config.run.tensorboard else callbacks
+        callbacks.append(Pictures())
+    if config.run.tensorboard:
+        from torchcaps.training.loggers import TensorBoard
+
+        callbacks.append(TensorBoard())
+    return callbacks
 
 
 def print_result(path: Path) -> None:

@@ -20,6 +20,8 @@ from torchcaps.settings import SettingError, Settings, setting
 from torchcaps.storage import read_tensors
 
 MODEL_FILE = "model.safetensors"
+BOX = Path(__file__).parents[1] / "box"
+"""Run folders of the trained networks that come with the package."""
 
 
 class Description(Settings):
@@ -80,6 +82,27 @@ def trained_with(file: Path) -> dict[str, Any] | None:
     _, state = read_tensors(file)
     settings = state.get("settings")
     return settings if isinstance(settings, dict) else None
+
+
+def in_the_box(name: str) -> Path:
+    """The run folder of a trained network that comes with the package."""
+    names = sorted(folder.parent.name for folder in BOX.glob(f"*/{MODEL_FILE}"))
+    if name not in names:
+        raise UserError(f"No trained network {name!a} comes with torchcaps; those that do: {', '.join(names)}.")
+    return BOX / name
+
+
+def pretrained(name: str = "mnist", *, device: torch.device | str = "cpu") -> Network:
+    """A trained network that comes with the package, ready to use.
+
+    Args:
+        name: "mnist" (handwritten digits; L1 routing, pruned, 8-bit weights, with a decoder).
+        device: where to put it.
+
+    >>> pretrained("mnist").classes
+    ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
+    """
+    return load(in_the_box(name), device=device)
 
 
 def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], own: Own) -> Network:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcaps.data.datasets import load
 from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.functional import presence
@@ -51,8 +50,8 @@ class Gallery:
 
     @classmethod
     def of_run(cls, run: TrainedRun, *, data_folder: str | None = None) -> Gallery:
-        """The test images of a run's data set; nothing is fetched."""
-        split = load(run.config(data_folder=data_folder).data, download=False).test
+        """The test images of a run's data set that are at hand; nothing is fetched."""
+        split = run.images_at_hand(data_folder=data_folder).test
         expected = run.network.task.source_shape or run.network.image_shape
         if split.image_shape != expected:
             raise UserError("The images of the run's data set are not of the size that the network takes.")

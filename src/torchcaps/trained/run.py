@@ -12,11 +12,14 @@ from torch import Tensor
 
 from torchcaps.atomic import write_atomically
 from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.datasets import DataSet
+from torchcaps.data.datasets import load as load_data
 from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load, trained_with
+from torchcaps.models.packing import pack, unpack
 from torchcaps.trained.card import card, stored_files, write_card
 from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded, with_errors
 from torchcaps.trained.predict import ImagePrediction, predict_files
@@ -31,6 +34,8 @@ from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 
 PRUNING = "pruning.json"
+SAMPLES = "samples.npz"
+"""A few images of a run's data, for where the rest is not."""
 CHECKED_IMAGES = 64
 """Test images that an exported network is compared on."""
 
@@ -115,6 +120,16 @@ class TrainedRun:
             )
         return plan
 
+    def images_at_hand(self, *, data_folder: str | None = None) -> DataSet:
+        """The run's data if they are on this machine, else the few images that are kept beside the network."""
+        try:
+            return load_data(self.config(data_folder=data_folder).data, download=False)
+        except UserError:
+            samples = self.folder.path / SAMPLES
+            if not samples.is_file():
+                raise
+            return load_data(f"npz:{samples}")
+
     def evaluate(
         self, plan: Plan | None = None, *, limit: int | None = None, network: Network | None = None
     ) -> Evaluation:
@@ -132,26 +147,40 @@ class TrainedRun:
         """Classify image files."""
         return predict_files(self.network.folded().to(self.fabric.device), paths)
 
-    def prune(self, out: Path | None = None, *, data_folder: str | None = None) -> PruningReport:
-        """Write the network without the capsules that no class uses to a folder of its own, and compare both."""
+    def prune(
+        self, out: Path | None = None, *, precision: str = "float32", data_folder: str | None = None
+    ) -> PruningReport:
+        """Write the network without the capsules that no class uses to a folder of its own, and compare both.
+
+        Args:
+            out: the folder; by default one beside the run's.
+            precision: of the weights there: "float32" as they are, "float16" or "int8" for a smaller file.
+            data_folder: where data sets are kept.
+        """
+        check_choices("safetensors", precision)
         pruned = prune(self.network)
+        smallest = pruned.network.copy_with(unpack(pack(pruned.network.state_dict(), precision)))
         path = out or Path(f"{self.folder.path.resolve()}-pruned")
         RunFolder.check_free(path)
         plan = self.plan(data_folder=data_folder)
         changed = disagreements(
             self.network.folded(),
-            pruned.network.folded(),
+            smallest.folded(),
             plan.data.test,
             fabric=self.fabric,
             augmentation=plan.augmentation,
             limit=plan.evaluation_limit(plan.data.test),
         )
-        before, after = (self._measured(plan, network) for network in (self.network, pruned.network))
+        before, after = (self._measured(plan, network) for network in (self.network, smallest))
         report = PruningReport(path, pruned.capsules_removed, pruned.types_removed, changed, before, after)
-        smaller = RunFolder.create(path, plan.config)
+        smaller = RunFolder.create(path, self.folder.config())
         values = {**asdict(report), "folder": path.name}
         write_atomically(smaller.path / PRUNING, (json.dumps(values, indent=2) + "\n").encode())
-        pruned.network.save(smaller.network)
+        pruned.network.save(smaller.network, precision=precision)
+        if self.folder.metrics.is_file():
+            write_atomically(smaller.metrics, self.folder.metrics.read_bytes())
+        if self.folder.result.is_file():
+            RunResult.read(self.folder.result).replace(**asdict(after)).write(smaller.result)
         return report
 
     def export(
