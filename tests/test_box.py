@@ -88,8 +88,19 @@ def test_serve_without_an_argument_shows_it(capsys):
     assert "no test images" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [["--pretrained", "mnist", "{}", "{}"], ["{}", "--json", "--pretrained", "mnist", "{}"]]
+)
+def test_the_words_may_come_in_any_order(words, digit, capsys):
+    assert main(["predict", *(word.format(digit) for word in words), "--json"]) == 0
+    assert [answer["found"] for answer in json.loads(capsys.readouterr().out)] == [["7"], ["7"]]
+
+
 def test_what_is_missing_is_told(digit, capsys):
-    assert main(["predict", str(digit)]) == 2
-    assert "--pretrained mnist" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["predict", str(digit)])
+    assert "IMAGE" in capsys.readouterr().err
+    assert main(["predict", "--pretrained", "mnist"]) == 2
+    assert "Name images" in capsys.readouterr().err
     assert main(["evaluate"]) == 2
     assert "--pretrained mnist" in capsys.readouterr().err

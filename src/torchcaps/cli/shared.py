@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import UserError
 
@@ -37,27 +37,38 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def add_pretrained(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pretrained", metavar="NAME", help="in place of DIR, a network that comes along: mnist")
+def add_pretrained(parser: argparse.ArgumentParser, **options: Any) -> None:
+    help = "in place of DIR, a network that comes along: mnist"
+    parser.add_argument("--pretrained", metavar="NAME", help=help, **options)
 
 
 def add_run_and_images(parser: argparse.ArgumentParser, images: str) -> None:
     """A run folder and images, or ``--pretrained`` and images."""
-    parser.add_argument(
-        "words", nargs="+", metavar=("DIR", "IMAGE"), help=f"the folder of a finished run, and {images}"
-    )
-    add_pretrained(parser)
+    words = [
+        parser.add_argument("run_folder", metavar="DIR", help="the folder of a finished run"),
+        parser.add_argument("images", nargs="+", metavar="IMAGE", help=images),
+    ]
+
+    class InPlaceOfARun(argparse.Action):
+        """All words are images then, even if there is only one."""
+
+        def __call__(self, _: object, namespace: argparse.Namespace, values: object, option: str | None = None) -> None:
+            setattr(namespace, self.dest, values)
+            for word in words:
+                word.required = False
+
+    add_pretrained(parser, action=InPlaceOfARun)
     add_computing(parser)
 
 
 def run_and_images(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
     """What :func:`add_run_and_images` was given."""
-    if arguments.pretrained is not None:
-        return pretrained_folder(arguments.pretrained), arguments.words
-    folder, *images = arguments.words
+    if arguments.pretrained is None:
+        return Path(arguments.run_folder), arguments.images
+    images = [word for word in (arguments.run_folder, *(arguments.images or ())) if word is not None]
     if not images:
-        raise UserError("Name the folder of a run and then images; or --pretrained mnist and then images.")
-    return Path(folder), images
+        raise UserError("Name images to look at.")
+    return pretrained_folder(arguments.pretrained), images
 
 
 def pretrained_folder(name: str) -> Path:
