@@ -115,11 +115,15 @@ def png(image: torch.Tensor) -> bytes:
 @BOTH_PAGES
 def test_draw_a_digit_choose_a_class_and_move_a_slider(kind, addresses, open_page):
     page = open_page(addresses[kind])
-    assert page.locator(".verdict").inner_text() == "The image is empty."
-    before = lengths(page)
+    settled(page)
+    assert page.locator("#sample-note").inner_text().startswith("A test image. It shows ")  # something to see at once
+    page.get_by_role("button", name="Clear").click()
+    settled(page)
+    assert page.locator(".verdict").inner_text().startswith("The image is empty")
+    assert set(lengths(page)) == {"0.00"}
     draw(page, SEVEN)
-    assert lengths(page) != before
-    assert page.locator(".verdict").inner_text().startswith("It ")
+    assert page.locator(".verdict").inner_text() == "It sees 7."
+    assert page.locator("#sample-note").inner_text() == ""
     assert page.locator(".redrawn figure").count() == 2
 
     page.locator(".bar").nth(4).click()
@@ -179,7 +183,16 @@ def test_move_turn_thicken_erase_and_take_it_all_back(kind, addresses, open_page
     changed("inverted")
     page.get_by_role("button", name="Clear").click()
     settled(page)
-    assert page.locator(".verdict").inner_text() == "The image is empty."
+    assert page.locator(".verdict").inner_text().startswith("The image is empty")
+
+
+@BOTH_PAGES
+def test_a_picture_that_is_dark_on_bright_is_inverted(kind, addresses, open_page, gallery):
+    page = open_page(addresses[kind])
+    pixels = gallery.some(1)[0].pixels
+    page.locator("#file").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": png(255 - pixels[0])})
+    page.wait_for_function("() => document.getElementById('sample-note').textContent.includes('it was inverted')")
+    assert page.evaluate("() => Array.from(window.page.pad.pixels())") == pixels.flatten().tolist()
 
 
 @BOTH_PAGES
@@ -231,12 +244,16 @@ def test_pick_test_images(kind, addresses, open_page, model, gallery):
     page.locator(".album .frame").first.click()
     settled(page)
     if gallery.wrong(1, model):
+        page.get_by_role("button", name="Clear").click()
+        settled(page)
         before = picture(page, "#pad")
         page.get_by_role("button", name="One it gets wrong").click()
         page.wait_for_function("before => document.getElementById('pad').toDataURL() !== before", arg=before)
         settled(page)
         truth = page.locator("#sample-note").inner_text().split()[-1]
-        assert page.locator(".verdict").inner_text().split()[-1] != truth
+        verdict = page.locator(".verdict").inner_text()
+        assert verdict.endswith(f" The test image shows {truth}")
+        assert not verdict.startswith(f"It sees {truth}")
 
 
 def test_everything_works_with_the_keyboard_alone(addresses, open_page):

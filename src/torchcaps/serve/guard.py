@@ -181,7 +181,7 @@ class Guard:
         most = self._limits.upload_bytes if scope["path"] == self._upload_path else self._limits.body_bytes
         if scope["method"] != "POST":
             most = 0
-        too_large = Refused(413, f"That is too large: the limit is {most:,} bytes.")
+        too_large = Refused(413, f"That is too large: the limit is {most / 2**20:.3g} MB.")
         for length in _headers(scope, b"content-length"):
             if not length.isdecimal() or int(length[:20]) > most:
                 raise too_large

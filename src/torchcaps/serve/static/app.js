@@ -3,6 +3,8 @@
 
 const SPEAK_AFTER = 700; // milliseconds of rest before a screen reader is told the answer
 const ALBUM_SIZE = 24;
+const BRIGHT = 64; // of 255: what counts as drawn
+const FEWEST_BRIGHT = 4; // pixels; with fewer the image is as good as empty
 
 const byId = (id) => document.getElementById(id);
 
@@ -16,6 +18,9 @@ class App {
     this.backend = backend;
     this.info = info;
     this.pinned = null;
+    this.truth = null; // names of the classes that a test image shows
+    this.darkGround = false; // whether test images are bright on dark
+    this.loading = false;
     this.speaking = 0;
     this.pad = new Pad(byId("pad"), byId("pad-cursor"), info.image_shape, () => this.onImage());
     byId("panels").classList.toggle("two", info.models.length > 1);
@@ -53,6 +58,7 @@ class App {
     for (const id of ["random", "wrong"]) byId(id).disabled = Boolean(none);
     byId("album").hidden = Boolean(none);
     byId("sample-note").textContent = none || "";
+    if (this.info.models.length > 1) byId("wrong").textContent = `One ${this.info.models[0].name} gets wrong`;
   }
 
   listen() {
@@ -66,8 +72,12 @@ class App {
     });
     byId("centre").addEventListener("click", () => this.pad.centre());
     byId("invert").addEventListener("click", () => this.pad.invert());
-    byId("turn").addEventListener("pointerdown", () => this.pad.remember());
-    byId("thickness").addEventListener("pointerdown", () => this.pad.remember());
+    for (const dial of [byId("turn"), byId("thickness")]) {
+      dial.addEventListener("pointerdown", () => this.pad.remember());
+      dial.addEventListener("keydown", (event) => {
+        if (/^(Arrow|Page|Home|End)/.test(event.key) && !event.repeat) this.pad.remember();
+      });
+    }
     byId("turn").addEventListener("input", () => this.pad.setAngle(Number(byId("turn").value)));
     byId("thickness").addEventListener("input", () => this.pad.setThickness(Number(byId("thickness").value)));
     byId("file").addEventListener("change", () => {
@@ -102,7 +112,18 @@ class App {
     byId("sample-note").textContent = sentence;
   }
 
+  /** Put another image on the pad; what is known about it holds until it is changed. */
+  load(bytes, note, truth = null) {
+    this.loading = true;
+    this.truth = truth;
+    this.pad.load(bytes);
+    this.loading = false;
+    this.note(note);
+  }
+
   onImage() {
+    if (!this.loading && !this.info.no_samples) this.note("");
+    if (!this.loading) this.truth = null;
     byId("turn").value = this.pad.angle;
     byId("turn-value").textContent = `${this.pad.angle}°`;
     byId("thickness").value = this.pad.thickness;
@@ -118,18 +139,24 @@ class App {
 
   async ask() {
     const bytes = this.pad.pixels();
-    const empty = bytes.every((value) => value === 0);
+    const empty = this.isEmpty(bytes);
     byId("pad-empty").hidden = !empty;
     const pinned = this.pinned;
     try {
       const answers = await this.backend.analyse(bytes, pinned);
-      answers.forEach((answer, number) => this.panels[number].show(answer, bytes, pinned, empty));
+      answers.forEach((answer, number) => this.panels[number].show(answer, bytes, pinned, empty, this.truth));
+      showProblem("");
       byId("glance").textContent = this.verdict();
       document.body.dataset.answers = Number(document.body.dataset.answers || 0) + 1;
       this.speak();
     } catch (error) {
       showProblem(error.message);
     }
+  }
+
+  isEmpty(bytes) {
+    if (this.info.image_shape[0] > 1) return bytes.every((value) => value === 0);
+    return bytes.filter((value) => value > BRIGHT).length < FEWEST_BRIGHT;
   }
 
   verdict() {
@@ -155,9 +182,10 @@ class App {
 
   take(file) {
     return this.attempt(async () => {
-      this.pad.load(await this.backend.upload(file));
-      const inverted = this.info.image_shape[0] === 1 ? " If it is dark on bright, try Invert." : "";
-      this.note(`Your picture.${inverted}`);
+      const bytes = await this.backend.upload(file);
+      const turned = this.darkGround && edge(bytes, this.info.image_shape) > 127;
+      const inverted = "Your picture. It was dark on bright, so it was inverted; Invert takes that back.";
+      this.load(turned ? bytes.map((value) => 255 - value) : bytes, turned ? inverted : "Your picture.");
     });
   }
 
@@ -186,13 +214,23 @@ class App {
   }
 
   show(sample) {
-    this.pad.load(sample.image);
     const names = sample.labels.map((label) => this.info.classes[label]);
-    this.note(`A test image. It shows ${names.length ? inWords(names) : "none of the classes"}.`);
+    this.load(sample.image, `A test image. It shows ${names.length ? inWords(names) : "none of the classes"}.`, names);
   }
 
   takeSample(kind) {
     return this.attempt(async () => this.show((await this.backend.samples(kind, 1, 0))[0]));
+  }
+
+  /** Something to see at once: a test image, which the first stroke of a pen replaces. */
+  async open() {
+    if (this.info.no_samples) return;
+    const samples = await this.backend.samples("any", ALBUM_SIZE, 0);
+    const shape = this.info.image_shape;
+    const edges = samples.map((sample) => edge(sample.image, shape));
+    this.darkGround = shape[0] === 1 && edges.reduce((sum, value) => sum + value, 0) / edges.length < BRIGHT;
+    this.show(samples[0]);
+    this.pad.startAnew = true;
   }
 
   fillAlbum() {
@@ -214,6 +252,15 @@ class App {
   }
 }
 
+/** The mean brightness of an image's outermost pixels. */
+function edge(bytes, [channels, height, width]) {
+  const outer = Array.from(bytes).filter((_, place) => {
+    const [row, column] = [Math.floor(place / width) % height, place % width];
+    return row === 0 || column === 0 || row === height - 1 || column === width - 1;
+  });
+  return outer.reduce((sum, value) => sum + value, 0) / outer.length;
+}
+
 function prepareTheme() {
   const button = byId("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -221,9 +268,8 @@ function prepareTheme() {
   const show = () => {
     const dark = chosen === null ? system.matches : chosen === "dark";
     document.documentElement.dataset.theme = dark ? "dark" : "light";
-    button.setAttribute("aria-pressed", String(dark));
     button.textContent = dark ? "Light" : "Dark";
-    button.setAttribute("aria-label", "Dark colours");
+    button.setAttribute("aria-label", `${button.textContent} colours`);
   };
   button.addEventListener("click", () => {
     chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
@@ -238,6 +284,7 @@ async function start() {
   try {
     const backend = makeBackend();
     window.page = new App(backend, await backend.info());
+    await window.page.open();
     document.body.dataset.ready = "yes";
   } catch (error) {
     showProblem(error.message);

@@ -2,7 +2,7 @@
 /* The curves of training, as SVG. */
 
 const SVG = "http://www.w3.org/2000/svg";
-const CHART = { width: 460, height: 210, left: 46, right: 12, top: 12, bottom: 30 };
+const CHART = { width: 460, height: 210, left: 46, right: 26, top: 12, bottom: 30 };
 
 function svgElement(name, attributes, text) {
   const element = document.createElementNS(SVG, name);

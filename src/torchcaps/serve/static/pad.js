@@ -21,6 +21,7 @@ class Pad {
     this.base = hiddenCanvas(canvas.width, canvas.height);
     this.history = [];
     this.tool = "draw";
+    this.startAnew = false; // whether the first stroke wipes what is there
     this.pen = { x: canvas.width / 2, y: canvas.height / 2, down: false };
     this.forgetChanges();
     this.wipe(this.base);
@@ -40,10 +41,6 @@ class Pad {
     context.fillRect(0, 0, canvas.width, canvas.height);
   }
 
-  isEmpty() {
-    return this.pixels().every((value) => value === 0);
-  }
-
   /** Bytes (C, H, W) as the network takes them. */
   pixels() {
     return fromCanvas(this.canvas, this.shape, this.scale);
@@ -51,6 +48,7 @@ class Pad {
 
   /** Show another image: bytes (C, H, W). */
   load(bytes) {
+    this.startAnew = false;
     this.remember();
     const small = hiddenCanvas(this.shape[2], this.shape[1]);
     paint(small, bytes, this.shape);
@@ -106,6 +104,7 @@ class Pad {
   }
 
   moveBy(x, y) {
+    this.remember();
     this.shift.x += x;
     this.shift.y += y;
     this.changed();
@@ -122,6 +121,7 @@ class Pad {
   }
 
   changed() {
+    this.startAnew = false;
     this.render();
     this.onChange();
   }
@@ -137,7 +137,8 @@ class Pad {
   /** Make what is seen the new base. */
   settle() {
     this.remember();
-    this.base.getContext("2d").drawImage(this.canvas, 0, 0);
+    if (this.startAnew && this.tool === "draw") this.wipe(this.base);
+    else this.base.getContext("2d").drawImage(this.canvas, 0, 0);
     this.forgetChanges();
   }
 

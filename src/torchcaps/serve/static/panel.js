@@ -14,6 +14,10 @@ const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseco
 
 const STRIP_PAUSE = 120; // milliseconds between strips, so that strokes come first
 const UNSURE_BELOW = 0.5; // length of a capsule
+const HESITATES_WITHIN = 0.15; // of the second longest
+
+/** Two decimals, and no minus before a zero. */
+const short = (value) => (Math.abs(value) < 0.005 ? 0 : value).toFixed(2);
 
 class Panel {
   /** number is the model's; onChoose(label or null) is called when a class is chosen, null for the surest. */
@@ -55,7 +59,10 @@ class Panel {
     this.find(".no-map").hidden = model.has_maps;
     this.bars = info.classes.map((name, label) => this.makeBar(name, label));
     this.sliders = Array.from({ length: model.pose_size }, (_, number) => this.makeSlider(number));
-    this.find(".follow").addEventListener("click", () => this.onChoose(null));
+    this.find(".follow").addEventListener("click", () => {
+      this.onChoose(null);
+      this.bars[this.surest()].button.focus();
+    });
     this.find(".reset").addEventListener("click", () => this.reset());
     this.find(".all").addEventListener("toggle", () => this.askStrips());
   }
@@ -83,7 +90,7 @@ class Panel {
     slider.step = "0.01";
     slider.disabled = !this.model.has_decoder;
     slider.setAttribute("aria-label", `Component ${number + 1}`);
-    const value = element("output", "value");
+    const value = element("span", "value");
     const holder = element("span", "holder");
     holder.append(slider, element("span", "mark"));
     row.append(element("span", "number", String(number + 1)), holder, value);
@@ -99,22 +106,25 @@ class Panel {
     return { row, slider, value };
   }
 
-  /** Show an answer to an image: bytes (C, H, W). pinned is the class that the user chose, or null. */
-  show(answer, bytes, pinned, empty) {
+  /** Show an answer to an image: bytes (C, H, W). pinned is the class that the user chose, or null; so is truth, names. */
+  show(answer, bytes, pinned, empty, truth = null) {
     this.answer = answer;
     this.bytes = bytes;
     this.label = pinned === null ? this.surest() : pinned;
     const { classes } = this.info;
     const names = answer.found.map((label) => classes[label]);
-    this.verdict = this.inASentence(names, empty);
+    this.verdict = this.inASentence(names, empty, truth);
+    this.root.classList.toggle("empty", empty);
     this.find(".verdict").textContent = this.verdict;
     this.bars.forEach(({ button, fill, value }, label) => {
-      const length = answer.lengths[label];
+      const length = empty ? 0 : answer.lengths[label];
       fill.style.width = `${100 * Math.min(1, length)}%`;
       value.textContent = length.toFixed(2);
       button.classList.toggle("found", !empty && answer.found.includes(label));
+      button.classList.toggle("true", Boolean(truth) && truth.includes(classes[label]));
       button.setAttribute("aria-pressed", String(label === this.label));
-      button.setAttribute("aria-label", `${classes[label]}: length ${length.toFixed(2)}`);
+      const shown = button.classList.contains("true") ? ", which the test image shows" : "";
+      button.setAttribute("aria-label", `${classes[label]}: length ${length.toFixed(2)}${shown}`);
     });
     this.find(".follow").hidden = pinned === null;
     for (const place of this.root.querySelectorAll(".chosen")) place.textContent = `“${classes[this.label]}”`;
@@ -123,11 +133,18 @@ class Panel {
     this.reset();
   }
 
-  inASentence(names, empty) {
-    if (empty) return "The image is empty.";
-    if (!names.length) return "It sees none of its classes.";
-    const unsure = this.answer.found.some((label) => this.answer.lengths[label] < UNSURE_BELOW);
-    return unsure ? `It is not sure: perhaps ${inWords(names)}.` : `It sees ${inWords(names)}.`;
+  inASentence(names, empty, truth) {
+    if (empty) return "The image is empty: draw something, or take a test image.";
+    const wrong = truth && inWords([...truth].sort()) !== inWords([...names].sort());
+    const shows = wrong ? ` The test image shows ${truth.length ? inWords(truth) : "none of them"}.` : "";
+    if (!names.length) return `It sees none of its classes.${shows}`;
+    const { found, lengths } = this.answer;
+    if (found.some((label) => lengths[label] < UNSURE_BELOW)) return `It is not sure: perhaps ${inWords(names)}.${shows}`;
+    const [, second] = lengths.map((_, label) => label).sort((a, b) => lengths[b] - lengths[a]);
+    if (found.length === 1 && lengths[found[0]] - lengths[second] < HESITATES_WITHIN) {
+      return `It hesitates between ${names[0]} and ${this.info.classes[second]}.${shows}`;
+    }
+    return `It sees ${inWords(names)}.${shows}`;
   }
 
   surest() {
@@ -165,9 +182,11 @@ class Panel {
       adds: [map.adds_map, `all that adds to ${name}: ${adds}`],
       takes: [map.takes_map, `all that takes from ${name}: ${takes}`],
     };
-    const largest = Math.max(1e-12, ...map.adds_map, ...map.takes_map.map(Math.abs));
+    const reach = (...all) => Math.max(1e-12, ...all.flatMap((values) => Array.from(values, Math.abs)));
+    const apart = reach(map.adds_map, map.takes_map); // these two can be compared
     for (const [kind, [values, words]] of Object.entries(maps)) {
       const canvas = this.find(`.map-${kind} canvas`);
+      const largest = kind === "together" ? reach(values) : apart;
       paintMap(canvas, values, largest, this.bytes, this.info.image_shape);
       canvas.setAttribute("aria-label", words);
     }
@@ -176,14 +195,14 @@ class Panel {
     const total = map.adds + map.takes;
     const squashed = (total * total) / (1 + total * total);
     this.find(".sum").textContent =
-      `${adds} − ${takes} = ${total.toFixed(2)}, which is squashed to a length below 1: ${squashed.toFixed(2)}.`;
+      `${adds} − ${takes} = ${total.toFixed(2)}. Brought to between 0 and 1, that is the bar's ${squashed.toFixed(2)}.`;
   }
 
   /** Back to the components that the image gave. */
   reset() {
     this.pose = [...this.answer.poses[this.label]];
     const largest = Math.max(...this.pose.map(Math.abs));
-    this.limit = Math.max(0.6, Math.ceil(10 * largest + 1) / 10);
+    this.limit = Math.max(0.6, Math.ceil(10 * (largest + this.info.sweep_reach)) / 10); // every frame of a sweep is on it
     this.sliders.forEach(({ slider }, number) => {
       slider.min = -this.limit;
       slider.max = this.limit;
@@ -198,13 +217,18 @@ class Panel {
   }
 
   showValue(number) {
-    this.sliders[number].value.textContent = this.pose[number].toFixed(2);
+    this.sliders[number].value.textContent = short(this.pose[number]);
   }
 
   choose(number) {
     if (this.component === number) return;
     this.component = number;
+    this.markComponent();
     this.askStrip();
+  }
+
+  markComponent() {
+    this.sliders.forEach(({ row }, number) => row.classList.toggle("current", number === this.component));
   }
 
   async showDrawing() {
@@ -220,7 +244,7 @@ class Panel {
     const [component, label, pose] = [this.component, this.label, [...this.pose]];
     const [strip] = await this.backend.sweep(this.number, label, pose, component);
     this.find(".swept").textContent = component + 1;
-    this.sliders.forEach(({ row }, number) => row.classList.toggle("current", number === component));
+    this.markComponent();
     this.fillStrip(this.find(".strip"), strip, component, pose[component]);
   }
 
@@ -247,12 +271,15 @@ class Panel {
         const value = own - reach + (2 * reach * step) / (strip.length - 1);
         const button = element("button", "frame");
         button.type = "button";
-        button.setAttribute("aria-label", `Component ${component + 1} at ${value.toFixed(2)}`);
-        button.title = value.toFixed(2);
+        button.setAttribute("aria-label", `Component ${component + 1} at ${short(value)}`);
+        button.title = short(value);
         const canvas = element("canvas");
         paint(canvas, image, this.info.image_shape);
         button.append(canvas);
-        button.addEventListener("click", () => this.setComponent(component, value));
+        button.addEventListener("click", () => {
+          this.setComponent(component, value);
+          for (const frame of place.children) frame.classList.toggle("own", frame === button);
+        });
         return button;
       }),
     );
