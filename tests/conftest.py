@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,11 @@ import pytest
 import torch
 
 from commands import command_environment
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in the background of a shell: the tests' processes shall hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

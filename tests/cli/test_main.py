@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.cli import info
-from torchcaps.cli.main import COMMANDS, main
+from torchcaps.cli.main import main
 from torchcaps.settings import SettingError
 
 
@@ -40,11 +40,3 @@ def test_errors_are_told_in_the_words_of_the_command_line(monkeypatch, capsys, e
     monkeypatch.setattr(info, "run", failing(error))
     assert main(["info"]) == code
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(capsys, command):
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0
-    assert f"usage: torchcaps {command} " in capsys.readouterr().out

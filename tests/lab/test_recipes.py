@@ -22,7 +22,7 @@ TABLE = [
     *(("cifar-10", routing, False) for routing in ("dynamic", "l2", "l1")),
 ]
 
-OURS = {"mnist-short", "fashion-mnist-short", "mnist-three-layers", "mnist-matrix", "mnist-cnn"}
+OURS = {"mnist-box", "mnist-short", "fashion-mnist-short", "mnist-three-layers", "mnist-matrix", "mnist-cnn"}
 OURS |= {f"{data}-cpu" for data in ("mnist", "fashion-mnist", "cifar-10", "multi-mnist")}
 
 
