@@ -13,9 +13,8 @@ import torch
 
 from commands import command_environment
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in the background of a shell: the tests' processes shall hear it
+# In the background of a shell it is ignored; the processes that tests start shall hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

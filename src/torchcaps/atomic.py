@@ -21,6 +21,7 @@ class DamagedFile(UserError):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace ``path`` by a file with this content; whatever happens, the old or the new one is there, whole."""
+    check_replaceable(path)
     # A name of its own: two processes that write the same file must not finish each other's.
     unfinished = path.parent / f".{secrets.token_hex(8)}{UNFINISHED}"
     try:
@@ -37,6 +38,12 @@ def write_atomically(path: Path, content: bytes) -> None:
                 f"No space left for {path}. What was there before is untouched: make room and try again."
             ) from error
         raise
+
+
+def check_replaceable(path: Path) -> None:
+    """Only files and links are replaced: not what is a device, a pipe or a folder."""
+    if os.path.lexists(path) and not (path.is_symlink() or stat.S_ISREG(path.lstat().st_mode)):
+        raise UserError(f"{path} is there, and is not a file: choose another name.")
 
 
 def _create(path: Path) -> int:

@@ -34,7 +34,10 @@ def heeded() -> list[signal.Signals]:
 
 def _leave_out_the_current_folder() -> None:
     """``python -m`` without ``-P`` puts it first, for this process and for those it starts."""
-    here = os.getcwd() if os.path.isdir(os.curdir) else ""
+    try:
+        here = os.getcwd()
+    except OSError:  # it has been removed
+        here = ""
     if sys.path and not sys.flags.safe_path and sys.path[0] in ("", here):
         del sys.path[0]
     if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) != here:  # or they would not find torchcaps

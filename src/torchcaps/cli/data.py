@@ -51,7 +51,7 @@ def _list(arguments: argparse.Namespace) -> None:
         table.add_row(
             row.name, row.images, row.image_shape, row.classes, str(row.megabytes or ""), row.cached, row.summary
         )
-    console = Console()
+    console = Console(markup=False)
     console.width = max(console.width, 130)  # longer lines read better than broken ones
     console.print(table)
 

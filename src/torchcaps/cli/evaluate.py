@@ -134,15 +134,16 @@ def _write(folder: Path, scores: Scores, errors: dict[str, Any], plan: Any) -> N
     import torch
 
     from torchcaps.plots import evaluation
+    from torchcaps.plots.files import save
     from torchcaps.trained.scores import write_predictions
 
     folder.mkdir(parents=True, exist_ok=True)
     write_predictions(scores, folder / "predictions.csv")
-    evaluation.calibration(scores).savefig(folder / "calibration.png", dpi=120)
+    save(evaluation.calibration(scores), folder / "calibration.png")
     worst = scores.worst(WORST)
     if worst:
         images = plan.augmentation.centre(plan.data.test.fetch(torch.tensor(worst))).on("cpu").images
-        evaluation.worst_mistakes(images, scores, worst).savefig(folder / "mistakes.png", dpi=120)
+        save(evaluation.worst_mistakes(images, scores, worst), folder / "mistakes.png")
     if errors:
-        evaluation.robustness(errors).savefig(folder / "robustness.png", dpi=120)
+        save(evaluation.robustness(errors), folder / "robustness.png")
     print(f"Predictions and pictures are in {folder}")

@@ -102,7 +102,9 @@ def _training_images(trained: TrainedRun, data_folder: str | None) -> Tensor | N
 def _draw(
     trained: TrainedRun, images: dict[Path, Tensor], asked: Sequence[int], training: Tensor | None, out: Path
 ) -> None:
+    from torchcaps.data.files import shown
     from torchcaps.plots import explain as plots
+    from torchcaps.plots.files import save
 
     network = trained.network
     explained, why_not = plots.explained_or_why_not(network, next(iter(images.values())))
@@ -125,8 +127,8 @@ def _draw(
                 figure = plots.sweep(network, image, label, reach=reach, title=path.name)
                 figures[_unused(f"{stem}-sweep-{name}", used) + ".png"] = figure
         for file, figure in figures.items():
-            figure.savefig(out / file, dpi=120)
-            print(out / file)
+            save(figure, out / file)
+            print(shown(str(out / file)))
     if not with_types:
         print(why_not)
     if network.decoder is None:

@@ -66,6 +66,8 @@ def _files(words: Iterable[str]) -> Iterable[Path]:
 
     for word in words:
         path = Path(word)
+        if word == STANDARD_INPUT and sys.stdin is None:
+            raise UserError("Standard input is closed: there is no list of files to read.")
         if word == STANDARD_INPUT:
             yield from (Path(line) for line in sys.stdin.read().splitlines() if line.strip())
         elif path.is_dir():

@@ -81,6 +81,7 @@ def _serve(arguments: argparse.Namespace, models: list[ServedModel], gallery: Ga
     import uvicorn
 
     from torchcaps.serve.app import make_app
+    from torchcaps.serve.connection import Impatient
     from torchcaps.serve.guard import Hosts
 
     hosts = Hosts.listening_on(arguments.host, arguments.allow_host)
@@ -100,6 +101,7 @@ def _serve(arguments: argparse.Namespace, models: list[ServedModel], gallery: Ga
         proxy_headers=False,
         lifespan="off",
         ws="none",
+        http=Impatient,
         limit_concurrency=128,
         timeout_graceful_shutdown=2,
     )

@@ -25,6 +25,13 @@ def positive(text: str) -> int:
     return value
 
 
+def folder(text: str) -> Path:
+    """A path; an empty one is a mistake, such as a variable of a script that was never set."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return Path(text)
+
+
 def threads(text: str) -> int:
     value = positive(text)
     if value > 1024:
@@ -110,7 +117,10 @@ def _current_folder_last() -> Iterator[None]:
 
     Not for longer: what else lies there must not be found by whoever asks whether some package is installed.
     """
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError:
+        raise UserError("The current folder is no longer there.") from None
     sys.path.append(here)
     try:
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.cli.options import add_training_options, check_sections, given_settings, merged, option_of
-from torchcaps.cli.shared import own_code
+from torchcaps.cli.shared import folder, own_code
 from torchcaps.errors import UserError
 from torchcaps.process import say
 from torchcaps.training.config import EXECUTION, TrainingConfig
@@ -25,7 +25,7 @@ OWN = ("routing.name", "model.backbone")
 def add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to run")
     what.add_argument("--recipe", metavar="FILE", help="settings from a YAML file, or the name of a shipped recipe")
-    what.add_argument("--resume", metavar="DIR", type=Path, help="continue the run in this folder")
+    what.add_argument("--resume", metavar="DIR", type=folder, help="continue the run in this folder")
     add_training_options(parser)
 
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         config = TrainingConfig.from_mapping(merged(folder.config().to_mapping(), execution))
         path = fit(config, resume=folder.path, own=own, callbacks=_callbacks(config))
     else:
-        recipe = read_mapping(find_recipe(arguments.recipe)) if arguments.recipe else {}
+        recipe = {} if arguments.recipe is None else read_mapping(find_recipe(arguments.recipe))
         check_sections(recipe)
         config = TrainingConfig.from_mapping(merged(recipe, given))
         path = fit(config, own=own, callbacks=_callbacks(config))
@@ -104,6 +104,7 @@ def print_result(path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from torchcaps.data.files import shown
     from torchcaps.training.folder import RunFolder
     from torchcaps.training.result import RunResult
 
@@ -118,5 +119,5 @@ def print_result(path: Path) -> None:
     )
     table.add_row("parameters", f"{result.parameters:,}")
     table.add_row("peak memory", f"{result.peak_memory_mb:.0f} MB")
-    table.add_row("everything is in", str(path))
-    Console().print(table)
+    table.add_row("everything is in", shown(str(path)))
+    Console(markup=False).print(table)

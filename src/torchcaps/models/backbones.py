@@ -49,8 +49,22 @@ def import_backbone(name: str) -> Callable[[], nn.Module]:
     return function  # type: ignore[no-any-return]
 
 
+def make_backbone(function: Callable[[], nn.Module]) -> nn.Module:
+    """What a function of the user's own makes, if that is a module."""
+    name = getattr(function, "__name__", "the backbone")
+    try:
+        made = function()
+    except Exception as error:  # whatever it does
+        raise UserError(f"{name} could not make a backbone: {error}.") from error
+    if not isinstance(made, nn.Module):
+        raise UserError(f"{name} must return a torch module, not {type(made).__name__}.")
+    return made
+
+
 def load_weights(backbone: nn.Module, path: Path) -> None:
     """Give a backbone the weights in a file: safetensors, or what torch.save wrote, of which only tensors are read."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file.")
     try:
         if path.suffix == ".safetensors":
             state = safetensors.torch.load_file(path)

@@ -143,7 +143,8 @@ class Network(nn.Module, ABC):
         finally:
             self.train(was_training)
         found = torch.cat([self.found(capsules) for capsules in parts])
-        return Prediction(found, torch.cat([capsules.activations for capsules in parts]).float())
+        lengths = check_answers(torch.cat([capsules.activations for capsules in parts]).float())
+        return Prediction(found, lengths)
 
     def reconstruct(self, capsules: Capsules) -> Tensor:
         """Draw the classes found: (B, K, C, H, W)."""
@@ -228,6 +229,13 @@ class Network(nn.Module, ABC):
         from torchcaps.trained.hub import Pretrained
 
         return Pretrained.from_pretrained(folder, **options).network
+
+
+def check_answers(lengths: Tensor) -> Tensor:
+    """The lengths that a network answers with, if they are numbers."""
+    if not lengths.isfinite().all():
+        raise UserError("The answers of this network are not finite: its weights are too large. Train it anew.")
+    return lengths
 
 
 def as_task(

@@ -17,7 +17,7 @@ from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.layers.stem import SmallStem, StemCapsules
-from torchcaps.models.backbones import load_weights
+from torchcaps.models.backbones import load_weights, make_backbone
 from torchcaps.models.base import Network, as_task
 from torchcaps.models.config import CapsNetConfig, TaskConfig
 from torchcaps.models.explain import Explanation, explain
@@ -182,7 +182,7 @@ def _front(
     if config.stem == "small":
         stem: nn.Module = SmallStem(task.image_shape)
     elif backbone is not None:
-        stem = backbone()
+        stem = make_backbone(backbone)
         if config.backbone_weights:
             load_weights(stem, Path(config.backbone_weights))
         stem.requires_grad_(not config.freeze_backbone)

@@ -9,6 +9,9 @@ while they are in cache; all that is kept of them for the backward pass are thei
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, groupby, product
@@ -25,15 +28,22 @@ from torch.autograd.function import once_differentiable
 from torchcaps.ops.bilinear import Matrix, evaluation, inverse, taps_of_phases
 from torchcaps.ops.plan import ConvolutionShape
 
+NUMBA_SETTINGS = ".numba_config.yaml"
 IN_CACHE = 2**20  # numbers of the first convolution's outputs to have in hand
 
 
 @lru_cache(maxsize=1)
 def native() -> ModuleType | None:
     """The compiled kernels, or None: without numba, or where torch runs its threads by something else than OpenMP."""
+    if "numba" not in sys.modules and os.path.lexists(NUMBA_SETTINGS):
+        # Numba takes whatever this file says, also where compiled code is loaded from.
+        warnings.warn(
+            f"There is a {NUMBA_SETTINGS} in the current folder. Numba is left alone, and all is slower.", stacklevel=2
+        )
+        return None
     try:
         from torchcaps.ops import native as kernels
-    except (ImportError, OSError, AttributeError):
+    except Exception:  # whatever stands in the way of compiled code, there is another way
         return None
     return kernels
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +12,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.atomic import write_atomically
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import evaluation_batches
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
 from torchcaps.models.base import Network
+from torchcaps.plots.files import save
 from torchcaps.plots.text import plain
 from torchcaps.process import say
 from torchcaps.routing.base import SharedRouting
@@ -71,9 +70,7 @@ def draw_run(
     if network.decoder is not None:
         figures["reconstructions"] = reconstructions(network, sample, classes)
     for name, figure in figures.items():
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=120)
-        write_atomically(folder / f"{name}.png", picture.getvalue())
+        save(figure, folder / f"{name}.png")
 
 
 def curves(metrics: Metrics) -> Figure:

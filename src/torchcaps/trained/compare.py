@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,14 +71,14 @@ def differing_settings(summaries: Sequence[RunSummary]) -> dict[str, list[str]]:
 def write_page(summaries: Sequence[RunSummary], folder: Path) -> None:
     """A picture of the curves, and one HTML page with the table, the curves, and the settings that differ."""
     from torchcaps.plots.evaluation import compared_curves
+    from torchcaps.plots.files import png
 
     if not summaries:
         raise UserError("There is nothing to compare.")
     folder.mkdir(parents=True, exist_ok=True)
-    picture = io.BytesIO()
-    compared_curves({summary.name: summary.metrics for summary in summaries}).savefig(picture, format="png", dpi=120)
-    write_atomically(folder / "curves.png", picture.getvalue())
-    source = base64.b64encode(picture.getvalue()).decode()
+    picture = png(compared_curves({summary.name: summary.metrics for summary in summaries}))
+    write_atomically(folder / "curves.png", picture)
+    source = base64.b64encode(picture).decode()
     settings = [[name, *row] for name, row in differing_settings(summaries).items()]
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Runs compared</title>",

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
+from torchcaps.atomic import check_replaceable
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.files import load
@@ -98,6 +99,7 @@ def export(
     tried = _random_images(network) if images is None else images.cpu().float()
     if tuple(tried.shape[1:]) != network.image_shape or not len(tried):
         raise ValueError(f"images must have shape (B, {', '.join(map(str, network.image_shape))})")
+    check_replaceable(path)
     unchecked = path.with_name(f".{secrets.token_hex(8)}.part{FORMATS[to]}")  # no link can wait there
     try:
         try:

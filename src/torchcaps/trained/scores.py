@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from torchcaps.atomic import write_atomically
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import evaluation_batches
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import presence
-from torchcaps.models.base import PRESENT_FROM, Network
+from torchcaps.models.base import PRESENT_FROM, Network, check_answers
 
 Change = Callable[[Network, Batch], Tensor]
 """From a network and a batch to the images it is shown instead: noise, turns, attacks."""
@@ -166,10 +168,11 @@ def _lengths(network: Network, batch: Batch, change: Change | None) -> Tensor:
     images = batch.images if change is None else change(network, batch)
     with torch.inference_mode():
         lengths: Tensor = network(images).capsules.activations.float()
-    return lengths
+    return check_answers(lengths)
 
 
 def write_predictions(scores: Scores, path: Path) -> None:
     """All predictions as a CSV file."""
-    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        scores.write_csv(file)
+    table = io.StringIO(newline="")
+    scores.write_csv(table)
+    write_atomically(path, table.getvalue().encode("utf-8", errors="backslashreplace"))

@@ -38,14 +38,21 @@ class Checkpoints:
             path.unlink()
 
     def restamp(self, settings: dict[str, Any]) -> None:
-        """Make the newest checkpoint one of a run with these settings, and forget the older ones."""
-        if not self.paths():
+        """Make the newest intact checkpoint one of a run with these settings, and forget the others."""
+        paths = self.paths()
+        while paths:
+            newest = paths.pop()
+            try:
+                tensors, state = _read(newest)
+            except (DamagedFile, OSError):
+                _set_aside(newest, ".damaged")
+                continue
+            write_tensors(newest, tensors, {**state, "settings": settings})
+            for path in paths:
+                path.unlink()
             return
-        *older, newest = self.paths()
-        tensors, state = _read(newest)
-        write_tensors(newest, tensors, {**state, "settings": settings})
-        for path in older:
-            path.unlink()
+        if list(self.folder.glob("*.damaged")):
+            raise UserError(f"No checkpoint in {self.folder} is intact: this run cannot be made longer.")
 
     def load_newest(
         self,

@@ -222,6 +222,9 @@ class RunConfig(Settings):
     )
 
     def check(self) -> None:
+        for name in ("out", "start_from"):
+            if getattr(self, name) == "":
+                raise SettingError(name, "is empty")
         if self.epochs is not None and self.steps is not None:
             raise SettingError("epochs", "and steps cannot both be given")
         if self.batch_size is not None and self.batch_size % self.devices:

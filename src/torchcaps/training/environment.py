@@ -13,7 +13,10 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import UserError
 from torchcaps.training.config import RunConfig
-from torchcaps.training.host import cpu_name, from_environment
+from torchcaps.training.host import cpu_name, from_environment, usable_cores
+
+MANY_PROCESSES = 16
+"""As many may always share a CPU, if only to try something out."""
 
 
 def local_processes(run: RunConfig) -> int:
@@ -37,8 +40,10 @@ def make_fabric(run: RunConfig) -> Fabric:
                 num_nodes=nodes,
                 precision=run.precision,  # type: ignore[arg-type]
             )
-    except (ValueError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise UserError(f"Cannot use accelerator '{run.accelerator}' with {devices} device(s): {error}") from error
+    if fabric.device.type == "cpu" and devices > max(MANY_PROCESSES, usable_cores()):
+        raise UserError(f"{devices} processes are too many for the {usable_cores()} cores of this machine.")
     if run.precision == "16-mixed" and fabric.device.type == "cpu":
         raise UserError("--precision 16-mixed needs a GPU: on a CPU choose bf16-mixed, or 32-true, the default.")
     return fabric

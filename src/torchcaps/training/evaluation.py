@@ -13,7 +13,7 @@ from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import evaluation_batches
 from torchcaps.data.splits import Split
 from torchcaps.functional import presence
-from torchcaps.models.base import Network
+from torchcaps.models.base import Network, check_answers
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def evaluate(
         batch = batch.on(fabric.device)
         with fabric.autocast():
             capsules = network(batch.images).capsules
-        lengths = capsules.activations.float()
+        lengths = check_answers(capsules.activations.float())
         shown = presence(batch.labels, classes)
         found = presence(network.found(capsules), classes)
         confusion += confusion_matrix(shown, found)

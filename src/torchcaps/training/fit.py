@@ -96,7 +96,7 @@ def fit(
     plan = Plan.of(config, data)
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
     network = plan.build_network(own)
-    console = console or Console()
+    console = console or Console(markup=False)
     path = resume or _out(config)
     with contextlib.ExitStack() as stack:
         if is_first_process():  # before other processes start, so that a mistake is told once and ends the command

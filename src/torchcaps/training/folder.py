@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -134,9 +135,9 @@ class RunFolder:
 
     def extend(self, config: TrainingConfig) -> None:
         """Let a run go on for longer: the only setting of a run that may change once it has begun."""
-        write_atomically(self.config_file, to_yaml(config).encode())
         self.checkpoints.restamp(config.determining())
         self.set_aside_damage(lambda line: None)
+        write_atomically(self.config_file, to_yaml(config).encode())  # last: until then it is the run it was
         if self.result.exists():
             steps = RunResult.read(self.result).steps
             self.result.rename(self.result.with_name(f"result-{steps}.json"))
@@ -184,4 +185,5 @@ def _numbers(cells: list[str]) -> dict[str, float | None]:
 
 
 def _set_aside(path: Path) -> None:
-    path.rename(path.with_name(f"{path.name}.damaged"))
+    names = (path.with_name(f"{path.name}{number or ''}.damaged") for number in itertools.count())
+    path.rename(next(name for name in names if not os.path.lexists(name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from torchcaps.lab.bench.cases import REFERENCE, Case, ClassLayerStep, Inference
 from torchcaps.lab.bench.measure import Measurement, check_threads, gemm_rate, measure
 from torchcaps.lab.bench.networks import KINDS, NETWORKS
 from torchcaps.lab.bench.operations import training_gflop
+from torchcaps.plots.files import save
 from torchcaps.routing.discriminative import DiscriminativeRouting
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.training.host import commit, cpu_name, usable_cores
@@ -193,7 +195,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str, int], list[Row]]:
 
 
 def _print(summary: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(markup=False)
     console.width = max(console.width, 120)
     rates = ", ".join(f"{rate:g} GFLOP/s with {count} thread(s)" for count, rate in summary["gemm_gflops"].items())
     console.print(
@@ -214,14 +216,15 @@ def _print(summary: dict[str, Any]) -> None:
 def _keep(path: Path, summary: dict[str, Any]) -> None:
     """CSV, JSON and pictures, named by what they were measured on."""
     columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
-    with Path(f"{path}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(summary["rows"])
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(summary["rows"])
+    write_atomically(Path(f"{path}.csv"), table.getvalue().encode())
     write_atomically(Path(f"{path}.json"), (json.dumps(summary, indent=2) + "\n").encode())
     for (network, what, threads), rows in _groups(summary["rows"]).items():
         name = f"{path}-{slug(network)}-{threads}"
         if network == "class layer":
-            pictures.plot_classes(rows).savefig(f"{name}.png", dpi=120)
+            save(pictures.plot_classes(rows), Path(f"{name}.png"))
         elif what == "training":
-            pictures.plot_steps(rows, network).savefig(f"{name}.png", dpi=120)
+            save(pictures.plot_steps(rows, network), Path(f"{name}.png"))

@@ -18,6 +18,7 @@ from torchcaps.lab.reproduce.cells import Cell
 from torchcaps.lab.reproduce.worker import Execution
 from torchcaps.models.base import Network
 from torchcaps.models.files import load
+from torchcaps.plots.files import save
 from torchcaps.training.plan import Plan
 
 SIDE = 10  # the paper shows 10 x 10 images
@@ -41,7 +42,7 @@ def draw_reconstructions(with_decoder: Cell, without: Cell, numbers: Path, pictu
         own = trained.decoder(trained(images).capsules.poses, labels)[:, 0]
         transferred = trained.decoder(foreign(images).capsules.poses, labels)[:, 0]
     titles = ("input", "DR capsules, DR decoder", "L2/FC capsules, DR decoder")
-    _grids(dict(zip(titles, (images, own, transferred)))).savefig(picture, dpi=120)
+    save(_grids(dict(zip(titles, (images, own, transferred)))), picture)
     report = {
         "cells": [with_decoder.name, without.name],
         "images": len(images),

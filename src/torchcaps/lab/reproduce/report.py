@@ -18,6 +18,7 @@ from torchcaps.lab.reproduce.budgets import BOOKKEEPING, BUDGETS, differences
 from torchcaps.lab.reproduce.figures import Column, Comparison
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, SECONDS_PER_100_STEPS, Benchmark
 from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, read_record
+from torchcaps.plots.files import save
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -272,7 +273,7 @@ class Report:
 
     def _picture(self, figure: Any, name: str, title: str) -> str:
         path = self.pictures / f"{name}.png"
-        figure.savefig(path, dpi=120, metadata={"Software": None})  # the same picture has the same bytes
+        save(figure, path)
         return f"![{title}]({_link(self.folder, path)})"
 
 

@@ -1,0 +1,23 @@
+"""Pictures as files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from torchcaps.atomic import write_atomically
+
+
+def png(figure: Figure, **options: Any) -> bytes:
+    """The picture as the content of a PNG file; the same picture has the same bytes."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120, metadata={"Software": None}, **options)
+    return content.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture whole or not at all. A link of that name is replaced, not followed."""
+    write_atomically(path, png(figure))
