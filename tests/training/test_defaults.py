@@ -9,6 +9,7 @@ from torchcaps import load
 from torchcaps.data.datasets import DataSet
 from torchcaps.errors import UserError
 from torchcaps.training import header
+from torchcaps.training.config import DEFAULT_WARMUP
 from torchcaps.training.fit import Callback, fit
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.plan import Plan
@@ -40,12 +41,12 @@ def data_of(images: int, *, validation: int = 0) -> DataSet:
     return DataSet.from_arrays(*shapes(images), *shapes(30, seed=1), validation=validation)
 
 
-@pytest.mark.parametrize(("images", "batch", "least_steps"), [(9, 8, 200), (60, 8, 200), (300, 16, 200)])
+@pytest.mark.parametrize(("images", "batch", "least_steps"), [(9, 8, 1250), (60, 8, 1250), (300, 16, 625)])
 def test_few_images_get_small_batches_and_enough_steps(images, batch, least_steps):
     plan = Plan.of(config_of(**SMALL), data_of(images))
     assert plan.config.run.batch_size == batch
     assert plan.total_steps >= least_steps
-    assert plan.config.optimiser.warmup == plan.total_steps // 10
+    assert plan.config.optimiser.warmup == min(DEFAULT_WARMUP, plan.total_steps // 10)
     assert plan.config.run.keep == "last"
 
 

@@ -8,6 +8,8 @@ LARGEST_BATCH = 128
 SMALLEST_BATCH = 8
 FEWEST_STEPS = 200
 """Steps that a network needs, however few images there are."""
+FEWEST_SHOWN = 10_000
+"""Images that it needs to be shown, however often the same ones."""
 
 
 def default_batch_size(images: int, devices: int = 1) -> int:
@@ -22,13 +24,14 @@ def default_batch_size(images: int, devices: int = 1) -> int:
     return -(-size // devices) * devices
 
 
-def default_epochs(steps_per_epoch: int) -> int:
-    """Ten, or as many as make 200 steps.
+def default_epochs(images: int, batch_size: int) -> int:
+    """Ten, or as many as make 200 steps and show 10,000 images.
 
-    >>> default_epochs(468), default_epochs(11), default_epochs(4)
-    (10, 19, 50)
+    >>> default_epochs(60_000, 128), default_epochs(1437, 128), default_epochs(240, 16)
+    (10, 19, 42)
     """
-    return max(DEFAULT_EPOCHS, -(-FEWEST_STEPS // steps_per_epoch))
+    steps = max(FEWEST_STEPS, -(-FEWEST_SHOWN // batch_size))
+    return max(DEFAULT_EPOCHS, -(-steps // max(1, images // batch_size)))
 
 
 def filled_in(config: TrainingConfig, *, images: int, has_validation: bool) -> TrainingConfig:
@@ -39,7 +42,7 @@ def filled_in(config: TrainingConfig, *, images: int, has_validation: bool) -> T
     assert run.batch_size is not None
     steps_per_epoch = max(1, images // run.batch_size)
     if run.epochs is None and run.steps is None:
-        run = run.replace(epochs=default_epochs(steps_per_epoch))
+        run = run.replace(epochs=default_epochs(images, run.batch_size))
     if run.keep is None:
         run = run.replace(keep="best" if has_validation else "last")
     if optimiser.warmup is None:
