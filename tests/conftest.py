@@ -28,7 +28,7 @@ def _fixed_randomness_and_threads() -> None:
 def torchcaps(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command line in a process of its own, in a fresh folder."""
 
-    def run(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torchcaps", *map(str, arguments)]
         return subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, env=command_environment()

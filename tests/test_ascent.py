@@ -534,7 +534,7 @@ def test_under_autocast_the_directions_keep_the_precision_of_the_coefficients():
 @contextmanager
 def simulated(processes: int) -> Iterator[Callable[[int], Callable[[Tensor], Tensor]]]:
     """Gives each of several threads a reduce function, as if it were a process."""
-    barrier = threading.Barrier(processes, timeout=120)
+    barrier = threading.Barrier(processes, timeout=600)
     slots: list[Tensor] = [torch.empty(0)] * processes
 
     def reduce_of(rank: int) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,6 @@ def test_the_papers_network_learns_mnist(torchcaps, tmp_path):
     except UserError as error:
         pytest.skip(f"no source of MNIST can be reached: {error}")
     flags = ["--data", "mnist", "--routing", "l2", "--steps", 120, "--test-images", 5000, "--threads", 2]
-    finished = torchcaps("train", *flags, "--out", "run", timeout=280)
+    finished = torchcaps("train", *flags, "--out", "run", timeout=600)
     assert finished.returncode == 0, finished.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text())["test_error_percent"] < 5

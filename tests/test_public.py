@@ -38,7 +38,7 @@ def run(program: str, *arguments: str) -> str:
     """What a Python program prints, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     finished = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=200, env=environment
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=600, env=environment
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout

@@ -106,7 +106,7 @@ def test_the_guide_can_be_followed(tmp_path):
         code = re.search(rf"`{name}`.*?```python\n(.*?)```", guide, re.DOTALL)
         assert code, name
         (tmp_path / name).write_text(code[1])
-    checked = subprocess.run([sys.executable, "check.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    checked = subprocess.run([sys.executable, "check.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert checked.returncode == 0, checked.stderr
     command = re.search(r"^torchcaps (train --routing half_routing:\S+)$", guide, re.MULTILINE)
     assert command
@@ -115,7 +115,7 @@ def test_the_guide_can_be_followed(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=command_environment(),
     )
     assert trained.returncode == 0, trained.stderr
@@ -124,12 +124,12 @@ def test_the_guide_can_be_followed(tmp_path):
 def test_the_example_keeps_the_contract_and_trains_from_the_command_line(tmp_path):
     """As its docstring says: from its own folder, with the installed command."""
     checked = subprocess.run(
-        [sys.executable, "median_routing.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=120
+        [sys.executable, "median_routing.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=600
     )
     assert checked.returncode == 0, checked.stderr
     command = [str(Path(sys.executable).with_name("torchcaps")), "train", "--routing", "median_routing:MedianRouting"]
     flags = [*TINY_FLAGS, "--steps", "3", "--out", str(tmp_path / "run")]
     trained = subprocess.run(
-        [*command, *flags], cwd=EXAMPLES, capture_output=True, text=True, timeout=120, env=command_environment()
+        [*command, *flags], cwd=EXAMPLES, capture_output=True, text=True, timeout=600, env=command_environment()
     )
     assert trained.returncode == 0, trained.stderr

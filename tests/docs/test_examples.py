@@ -62,7 +62,7 @@ def test_an_own_loop_resumes_from_state_dicts(example, capsys):
 
 def test_two_processes_with_an_own_reduce_find_what_one_finds():
     done = subprocess.run(
-        [sys.executable, "two_processes.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=200
+        [sys.executable, "two_processes.py"], cwd=EXAMPLES, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "find what one finds alone" in done.stdout

@@ -14,7 +14,7 @@ def test_the_site_builds_without_warnings(tmp_path):
     for package in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install -e '.[docs]' -c constraints.txt")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", tmp_path / "doctrees"]
-    built = subprocess.run([*command, ROOT / "docs", tmp_path / "site"], capture_output=True, text=True, timeout=280)
+    built = subprocess.run([*command, ROOT / "docs", tmp_path / "site"], capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr
     for page in PAGES:
         assert (tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")).exists()
