@@ -54,7 +54,7 @@ def xifeng_guo(load: Callable[[str], Any]) -> tuple[nn.Module, Loss, Classify]:
     torchvision: Any = types.ModuleType("torchvision")
     torchvision.transforms = torchvision.datasets = None
     sys.modules.setdefault("torchvision", torchvision)
-    torch.Tensor.cuda = lambda tensor, *arguments, **options: tensor  # type: ignore[method-assign,assignment]
+    torch.Tensor.cuda = lambda tensor, *arguments, **options: tensor
     module = load("capsulenet")
     network = module.CapsuleNet([1, 28, 28], 10, 3)
 

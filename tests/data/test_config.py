@@ -46,7 +46,7 @@ def test_settings_survive_being_written_and_read() -> None:
 )
 def test_bad_values(name: str, value: object) -> None:
     with pytest.raises(SettingError, match=name):
-        DataConfig(**{name: value})  # type: ignore[arg-type]
+        DataConfig(**{name: value})
 
 
 def test_configuration_loads() -> None:

@@ -144,7 +144,7 @@ def test_hold_out_keeps_the_proportions() -> None:
 def test_overlapping_digits_of_one_split_are_in_no_other(cache: Path) -> None:
     data = load("multi-mnist", validation=20)
     assert data.validation is not None
-    train, validation = (set(map(bytes, split.pixels.numpy())) for split in (data.train, data.validation))  # type: ignore[attr-defined]
+    train, validation = (set(map(bytes, split.pixels.numpy())) for split in (data.train, data.validation))
     assert not train & validation
 
 
@@ -313,7 +313,7 @@ class TestFromArrays:
         pixels, labels = np.zeros((4, 9, 9), dtype=np.uint8), [0, 1, 2, 0]
         good = {"train_images": pixels, "train_labels": labels, "test_images": pixels, "test_labels": labels}
         with pytest.raises(SettingError, match=problem):
-            DataSet.from_arrays(**{**good, **arguments})  # type: ignore[arg-type]
+            DataSet.from_arrays(**{**good, **arguments})
 
     def test_npz_names_its_own_arrays(self, tmp_path: Path) -> None:
         pixels = np.zeros((4, 9, 9), dtype=np.uint8)

@@ -352,7 +352,7 @@ class TestHostility:
         (cache / "tiny" / "images").symlink_to(victim)
         names: list[str] = []
 
-        class Prepared(tempfile.TemporaryDirectory):  # type: ignore[type-arg]
+        class Prepared(tempfile.TemporaryDirectory):
             def __enter__(self) -> str:
                 for name in ("labels.part", "labels.gz"):
                     Path(self.name, name).symlink_to(victim)

@@ -16,7 +16,7 @@ from torchcaps.data.unpack import cifar_from_png, contents
 
 
 def tar_of(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+    with tarfile.open(path, mode) as archive:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)

@@ -35,7 +35,6 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("model", "routing", "precision", "alternation"), COMBINATIONS)
 def test_two_steps_or_a_sentence(tmp_path, model, routing, precision, alternation):
     run = {"precision": precision, "steps": 2, "batch_size": 4, "test_images": 8, "threads": 1, "accelerator": "cpu"}

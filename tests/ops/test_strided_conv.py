@@ -32,7 +32,7 @@ def relative(result: Tensor, reference: Tensor) -> float:
     return float((result.double() - reference).norm() / reference.norm())
 
 
-def with_gradients(function, tensors, upstream: Tensor) -> list[Tensor]:  # type: ignore[no-untyped-def]
+def with_gradients(function, tensors, upstream: Tensor) -> list[Tensor]:
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     result = function(*leaves)
     return [result.detach(), *torch.autograd.grad(result, leaves, upstream)]

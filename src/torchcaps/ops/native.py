@@ -110,12 +110,12 @@ def _pointer(context: Any, address: Any) -> Any:
 
 
 @_inlined
-def _floats(address, size):  # type: ignore[no-untyped-def]
+def _floats(address, size):
     return numba.carray(_pointer(address), size, np.float32)
 
 
 @_inlined
-def _integers(address, size):  # type: ignore[no-untyped-def]
+def _integers(address, size):
     return numba.carray(_pointer(address), size, np.int64)
 
 
@@ -282,14 +282,14 @@ _rectify_by_signs = _elementwise(
 
 
 @_inlined
-def _share(units):  # type: ignore[no-untyped-def]
+def _share(units):
     """The units of work, from and to, of the thread that asks."""
     number, count = np.int64(_thread_number()), np.int64(_thread_count())
     return units * number // count, units * (number + 1) // count
 
 
 @_inlined
-def _load(do, phase, block, item, first):  # type: ignore[no-untyped-def]
+def _load(do, phase, block, item, first):
     """One item's samples of a phase into the block, through a leaky ReLU if that is asked for."""
     width, rows, channels, slope, signs = do.width, do.row_count, do.channels, do.slope, do.signs
     places = phase.row_samples * phase.col_samples
@@ -310,7 +310,7 @@ def _load(do, phase, block, item, first):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _store(do, phase, block, item, first):  # type: ignore[no-untyped-def]
+def _store(do, phase, block, item, first):
     """The transpose of ``_load``, or an addition of the bias."""
     width, rows, channels, slope = do.width, do.row_count, do.channels, do.slope
     places = phase.row_samples * phase.col_samples
@@ -331,7 +331,7 @@ def _store(do, phase, block, item, first):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _take_apart(source, step, target, length):  # type: ignore[no-untyped-def]
+def _take_apart(source, step, target, length):
     """Numbers ``step`` apart, put next to each other."""
     numbers, result = _floats(source, length * step), _floats(target, length)
     for i in range(length):
@@ -339,14 +339,14 @@ def _take_apart(source, step, target, length):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _put_apart(source, target, step, length):  # type: ignore[no-untyped-def]
+def _put_apart(source, target, step, length):
     numbers, result = _floats(source, length), _floats(target, length * step)
     for i in range(length):
         result[i * step] = numbers[i]
 
 
 @_inlined
-def _copy_few(source, target, length):  # type: ignore[no-untyped-def]
+def _copy_few(source, target, length):
     """Copy any number of numbers: the last whole vector may copy some a second time."""
     if length < LANES:
         numbers, result = _floats(source, length), _floats(target, length)
@@ -359,7 +359,7 @@ def _copy_few(source, target, length):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _scaled_square(totals, size):  # type: ignore[no-untyped-def]
+def _scaled_square(totals, size):
     """A scale of at most 1 with which no square overflows, and the square of the length then."""
     peak = np.float32(1)
     for i in range(size):
@@ -371,7 +371,7 @@ def _scaled_square(totals, size):  # type: ignore[no-untyped-def]
 
 
 @_kernel(TRANSFORM)
-def spread(job):  # type: ignore[no-untyped-def]
+def spread(job):
     """From arrays to values at points: the rows of each item, transformed for all points of all tiles and phases."""
     do = numba.carray(job, 1)[0]
     phases = numba.carray(_pointer(do.phases), do.phase_count, PHASE)
@@ -410,7 +410,7 @@ def spread(job):  # type: ignore[no-untyped-def]
 
 
 @_kernel(TRANSFORM)
-def collect(job):  # type: ignore[no-untyped-def]
+def collect(job):
     """The transpose of ``spread``: from values at points to the rows of each item."""
     do = numba.carray(job, 1)[0]
     phases = numba.carray(_pointer(do.phases), do.phase_count, PHASE)
@@ -453,7 +453,7 @@ def collect(job):  # type: ignore[no-untyped-def]
 
 
 @_kernel(PATCHES)
-def patches(job):  # type: ignore[no-untyped-def]
+def patches(job):
     """The patches of images under a square window at the first places ``down`` and ``across``, each with a one after
     it: (B, C, rows, cols) -> (B, down, across, C * window**2 + 1)."""
     do = numba.carray(job, 1)[0]
@@ -472,7 +472,7 @@ def patches(job):  # type: ignore[no-untyped-def]
 
 
 @_kernel(SQUASH)
-def squash(job):  # type: ignore[no-untyped-def]
+def squash(job):
     """Vectors ``totals`` to squashed ``poses`` and their ``lengths``, as in ``functional.capsules_from_totals``."""
     do = numba.carray(job, 1)[0]
     size = do.size
@@ -488,7 +488,7 @@ def squash(job):  # type: ignore[no-untyped-def]
 
 
 @_kernel(SQUASH)
-def squash_gradient(job):  # type: ignore[no-untyped-def]
+def squash_gradient(job):
     """The gradient of totals, written over that of the poses. Of a zero vector it is zero."""
     do = numba.carray(job, 1)[0]
     size = do.size
