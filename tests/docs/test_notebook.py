@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/paper.ipynb"
@@ -14,8 +13,6 @@ def outputs(notebook, kind: str) -> list[str]:
     return [output["data"][kind] for output in made if kind in output.get("data", {})]
 
 
-# Of the client and its kernel, not of ours.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*frozen.*")
 def test_it_runs_and_draws(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
