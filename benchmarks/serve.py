@@ -1,8 +1,8 @@
-"""How long the page takes to answer a drawn stroke: the paper's MNIST network, through the server and in a browser.
+"""How long the page takes to answer a drawn stroke: the network in the box and the paper's whole MNIST network.
 
 A stroke is one changed image: lengths, poses, reconstruction and contribution map come back, and in the browser are
 shown. On a busy machine the least is the one to look at. Prints milliseconds and writes ``results/serve.csv``. Run:
-``python benchmarks/serve.py [--threads N] [--strokes N] [--run DIR]``. The browser is left out where there is none.
+``python benchmarks/serve.py [--threads N] [--strokes N]``. The browser is left out where there is none.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import base64
 import csv
-import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -85,36 +85,38 @@ def served(model: ServedModel) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
+def measured(model: ServedModel, strokes: int) -> Iterator[tuple[str, list[float]]]:
+    """The ways to an answer, each with the milliseconds of its strokes."""
+    address = served(model)
+    yield "server", list(through_the_server(address, strokes))
+    if not shutil.which("chromium"):
+        return
+    yield "browser and server", in_the_browser(address, strokes)
+    with tempfile.TemporaryDirectory() as folder:
+        write_static(Path(folder) / "page", [model], gallery=None, no_samples="no test images here")
+        yield "static page", in_the_browser(f"file://{folder}/page/index.html", strokes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--strokes", type=int, default=40)
-    parser.add_argument("--run", type=Path, help="a run folder [the MNIST network with fresh weights]")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    network = torchcaps.load(given.run) if given.run else torchcaps.create_model("capsnet-mnist")
-    model = ServedModel("mnist", network)
-    address = served(model)
-    times = {"server": list(through_the_server(address, given.strokes + WARM_UP))}
-    if shutil.which("chromium"):
-        times["browser and server"] = in_the_browser(address, given.strokes + WARM_UP)
-        folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"torchcaps-static-{os.getpid()}"
-        write_static(folder, [model], gallery=None, no_samples="")
-        times["static page"] = in_the_browser(f"file://{folder}/index.html", given.strokes + WARM_UP)
-        shutil.rmtree(folder)
-    load_average = os.getloadavg()[0]
+    networks = {"in the box": torchcaps.pretrained("mnist"), "whole": torchcaps.create_model("capsnet-mnist")}
     rows = [
-        [way, given.threads, len(taken) - WARM_UP, *np.percentile(taken[WARM_UP:], [0, 50, 95]).round(1), load_average]
-        for way, taken in times.items()
+        [name, way, given.threads, given.strokes, *np.percentile(times[WARM_UP:], [0, 50, 95]).round(1)]
+        for name, network in networks.items()
+        for way, times in measured(ServedModel("mnist", network), given.strokes + WARM_UP)
     ]
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / "serve.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["way", "threads", "strokes", "least_ms", "median_ms", "p95_ms", "load_average", "processor"])
+        writer.writerow(["network", "way", "threads", "strokes", "least_ms", "median_ms", "p95_ms", "processor"])
         writer.writerows([*row, cpu_name()] for row in rows)
-    for way, _, strokes, least, median, slow, _ in rows:
-        print(f"{way:20} median {median:.1f} ms, least {least:.1f}, 95 % within {slow:.1f} ({strokes} strokes)")
-    print(f"{given.threads} threads, load average {load_average:.1f}, {cpu_name()}")
+    for name, way, _, _, least, median, slow in rows:
+        print(f"{name:10} {way:20} median {median:.1f} ms, least {least:.1f}, 95 % within {slow:.1f}")
+    print(f"{given.strokes} strokes, {given.threads} threads, {cpu_name()}")
 
 
 if __name__ == "__main__":
