@@ -37,6 +37,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise UserError(
                 f"No space left for {path}. What was there before is untouched: make room and try again."
             ) from error
+        if isinstance(error, OSError) and error.filename == os.fspath(unfinished):  # a name that nobody gave
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         raise
 
 

@@ -18,8 +18,8 @@ __all__ = ["Muon", "orthogonalised", "parameter_groups"]
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which brings all singular values of X near one in five steps."""
-
-
+LARGEST_BLOCK = 256
+"""Rows of a matrix that are made orthogonal together."""
 LARGEST_SHARE = 16.0
 """How many times smaller than usual a layer's inputs may be before its rate stops growing."""
 
@@ -48,43 +48,26 @@ def orthogonaliser(gram: Tensor, *, steps: int = 5) -> Tensor:
 
 
 def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) -> Tensor:
-    """The nearest matrix with all singular values (near) one, scaled for its shape, in the memory order of ``update``.
+    """The nearest matrix with all singular values (near) one, scaled for its shape.
 
     ``outputs`` are the axes that count as rows of the matrix; all others are its columns. They are the first axes, or
-    the last. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
+    the last. Of more than 256 rows, those of several blocks are made orthogonal, so that many classes do not cost their
+    square. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
     """
-    stacked, on_the_left = _as_matrices(update, outputs)
-    if on_the_left:
-        product = orthogonaliser(torch.matmul(stacked, stacked.mT).sum(0), steps=steps)
-        result = torch.matmul(product, stacked)
-    else:
-        product = orthogonaliser(torch.matmul(stacked.mT, stacked).sum(0), steps=steps)
-        result = torch.matmul(stacked, product)
     rows = math.prod(update.shape[axis] for axis in outputs)
+    blocks = -(-rows // LARGEST_BLOCK)
+    if sorted(outputs) == list(range(len(outputs))):
+        parts = [orthogonaliser(part @ part.T, steps=steps) @ part for part in update.reshape(rows, -1).chunk(blocks)]
+        result = parts[0] if blocks == 1 else torch.cat(parts)
+    elif sorted(outputs) == list(range(update.ndim - len(outputs), update.ndim)):
+        parts = [
+            part @ orthogonaliser(part.T @ part, steps=steps) for part in update.reshape(-1, rows).chunk(blocks, dim=1)
+        ]
+        result = parts[0] if blocks == 1 else torch.cat(parts, dim=1)
+    else:
+        raise ValueError(f"outputs must be the first axes of a tensor, or the last, not {tuple(outputs)}")
     result *= math.sqrt(max(1.0, rows * rows / update.numel()))
-    return result.as_strided(update.shape, update.stride())
-
-
-def _as_matrices(update: Tensor, outputs: Sequence[int]) -> tuple[Tensor, bool]:
-    """A view (T, m, n) of a dense tensor's memory, T parts of the matrix side by side, and whether its rows are m."""
-    order = _memory_order(update)
-    dense = update.permute(order)
-    places = sorted(order.index(axis) for axis in outputs)
-    first, last = places[0], places[-1] + 1
-    if places != list(range(first, last)):
-        raise ValueError(
-            f"axes {tuple(outputs)} of a tensor with strides {update.stride()} are not one block of memory"
-        )
-    rows = math.prod(dense.shape[first:last])
-    if last == dense.ndim:
-        return dense.reshape(1, -1, rows), False
-    return dense.reshape(-1, rows, math.prod(dense.shape[last:])), True
-
-
-def _memory_order(tensor: Tensor) -> list[int]:
-    """The axes of a densely stored tensor, the one with the longest strides first."""
-    strides = tensor.stride()
-    return sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+    return result.view(update.shape)
 
 
 class Muon(torch.optim.Optimizer):
@@ -94,8 +77,6 @@ class Muon(torch.optim.Optimizer):
     (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024): of the running mean of its
     gradients all directions count the same. Groups without it are moved by Adam. :func:`parameter_groups` makes
     the groups of a capsule network.
-
-    Parameters may lie in memory in any order, as convolution kernels do; nothing is copied for it.
 
     Args:
         params: parameter groups; a group's ``outputs`` is a tuple of axes, or None for Adam.
@@ -206,8 +187,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The tensor's memory as it lies there: fused Adam copies whatever is not contiguous to and fro."""
-    return tensor.detach().permute(_memory_order(tensor))
+    """The tensor's memory as it lies there: fused Adam goes wrong or copies where it is not contiguous."""
+    strides = tensor.stride()
+    return tensor.detach().permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
 
 
 def _ordered(tensor: Tensor, like: Tensor) -> Tensor:

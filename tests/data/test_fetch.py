@@ -110,7 +110,7 @@ def good(cache: Path) -> bool:
 
 def serve_all(server: Server, mirror: str) -> None:
     for name, content in CONTENT.items():
-        server.answers[f"/{mirror}/{name}.gz"] = gzip.compress(content)
+        server.answers[f"/{mirror}/{name}.gz"] = gzip.compress(content, mtime=0)
 
 
 class TestMirrors:
@@ -127,10 +127,10 @@ class TestMirrors:
     @pytest.mark.parametrize(
         "bad",
         [
-            gzip.compress(b"something else"),
-            gzip.compress(CONTENT["images"])[:100],
-            gzip.compress(CONTENT["images"][:-1] + b"x"),
-            gzip.compress(bytes(50_000_000)),
+            gzip.compress(b"something else", mtime=0),
+            gzip.compress(CONTENT["images"], mtime=0)[:100],
+            gzip.compress(CONTENT["images"][:-1] + b"x", mtime=0),
+            gzip.compress(bytes(50_000_000), mtime=0),
             b"<html>Please log in</html>",
             b"",
             b"\x1f\x8bgarbage",
@@ -206,7 +206,7 @@ class TestLocalFolder:
             (local / "also" / "images.gz").write_bytes(b"\x1f\x8bbroken")
         if form == "gzipped":
             for name, content in CONTENT.items():
-                (local / f"{name}.gz").write_bytes(gzip.compress(content))
+                (local / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
         if form in ("archive", "package"):
             name = "tiny.tar.gz" if form == "archive" else "tiny-1.tgz"
             tar_of(local / "deep" / name, {f"a/b/{name}": content for name, content in CONTENT.items()})
@@ -257,7 +257,7 @@ class TestPackages:
         monkeypatch.setitem(SOURCES, "tiny", tiny_source(client="apt-get"))
         package = tar_of(
             tmp_path / "x.tar",
-            {f"./usr/share/{name}.gz": gzip.compress(content) for name, content in CONTENT.items()},
+            {f"./usr/share/{name}.gz": gzip.compress(content, mtime=0) for name, content in CONTENT.items()},
             "w",
         )
         client(clients, "dpkg-deb", 'exec cat "$2"')

@@ -12,6 +12,7 @@ from torchcaps.training import header
 from torchcaps.training.config import DEFAULT_WARMUP
 from torchcaps.training.fit import Callback, fit
 from torchcaps.training.folder import RunFolder
+from torchcaps.training.host import default_threads, usable_cores
 from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 from torchcaps.training.watch import REMARKS, Watch
@@ -128,5 +129,50 @@ def test_more_memory_than_there_is_is_refused_with_advice(monkeypatch):
 def test_the_header_says_what_was_chosen():
     plan = Plan.of(config_of(**SMALL), data_of(60))
     text = "\n".join(line for _, line in header.header_rows(plan, plan.build_network(), Path("runs/x")))
-    for words in ("3 classes", "60 train", "l2 routing, paper stem", "steps of 8 images, muon", "GB", "runs/x"):
+    for words in (
+        "3 classes",
+        "60 train",
+        "l2 routing, paper stem",
+        "steps of 8 images (",
+        "epochs), muon",
+        "GB",
+        "runs/x",
+    ):
         assert words in text
+
+
+def test_uneven_classes_are_shown_equally_often_and_it_is_said():
+    images, labels = shapes(60)
+    few = np.flatnonzero((labels != 2) | (np.arange(60) < 6))
+    data = DataSet.from_arrays(images[few], labels[few], *shapes(30, seed=1))
+    plan = Plan.of(config_of(**SMALL), data)
+    assert plan.config.data.sampling == "balanced"
+    rows = header.header_rows(plan, plan.build_network(), Path("runs/x"))
+    assert ("", "every class equally often") in rows
+    assert Plan.of(config_of(sampling="even", **SMALL), data).config.data.sampling == "even"
+    assert Plan.of(config_of(class_weights="balanced", **SMALL), data).config.data.sampling == "even"
+
+
+def test_a_class_that_is_never_found_is_named_and_one_checkpoint_is_left(tmp_path, capsys):
+    config = config_of(out=str(tmp_path / "run"), steps=2, learning_rate=0.0, matrix_rate=0.0, gamma=0.0, **SMALL)
+    images, labels = shapes(60)
+    path = fit(config, data=DataSet.from_arrays(images, labels, images[:1], labels[:1], classes=["a", "b", ":one:"]))
+    said = capsys.readouterr().out
+    assert "No test image was taken for" in said
+    assert ":one:" in said  # which is no emoji
+    assert len(RunFolder(path).checkpoints.paths()) == 1
+
+
+def test_batches_that_show_no_class_are_no_trouble(tmp_path):
+    images, _ = shapes(16)
+    nothing = np.zeros((16, 2), dtype=bool)
+    nothing[0] = True
+    data = DataSet.from_arrays(images, nothing, images, nothing)
+    path = fit(config_of(out=str(tmp_path / "run"), steps=4, batch_size=4, **SMALL), data=data)
+    assert np.isfinite(RunResult.read(RunFolder(path).result).test_error_percent)
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("1", 1), ("1,2", 1), ("9999", None), ("", None), ("many", None)])
+def test_the_usual_variable_says_how_many_threads(monkeypatch, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert default_threads() == (threads or usable_cores())

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
         table.add_column(heading, justify="left" if heading == "run" else "right")
     for summary in compared:
         table.add_row(*(shown(cell) for cell in summary.cells()))
-    Console(markup=False).print(table)
+    Console(markup=False, emoji=False).print(table)
     if arguments.out is not None:
         write_page(compared, arguments.out)
         print(f"The comparison is in {arguments.out / 'compare.html'}")

@@ -51,7 +51,7 @@ def _list(arguments: argparse.Namespace) -> None:
         table.add_row(
             row.name, row.images, row.image_shape, row.classes, str(row.megabytes or ""), row.cached, row.summary
         )
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     console.width = max(console.width, 130)  # longer lines read better than broken ones
     console.print(table)
 
@@ -85,8 +85,9 @@ def _check(arguments: argparse.Namespace) -> int:
     for heading, text in report.rows():
         print(f"{heading}: {text}" if heading else text)
     if arguments.sheet is not None:
-        draw_contact_sheet(config, arguments.sheet)
-        print(f"A contact sheet is in {arguments.sheet}")
+        drawn = draw_contact_sheet(config, arguments.sheet)
+        part = "" if drawn == len(report.classes) else f" of the first {drawn} classes"
+        print(f"A contact sheet{part} is in {arguments.sheet}")
     return 1 if report.problems else 0
 
 

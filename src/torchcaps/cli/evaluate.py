@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     scores = score(networks, plan.data.test, augmentation=plan.augmentation, views=arguments.views, limit=limit)
     speed = len(scores.lengths) / (time.perf_counter() - started)
     trials = [*(["affine"] if arguments.affine else []), *(["noise"] if arguments.noise else []), *arguments.attack]
-    whole = [trained.network for trained in runs]  # attacks need gradients, which folded networks have too
+    whole = [trained.network for trained in runs]  # an attack needs gradients
     name = " + ".join(folder.name for folder in folders)
     errors = {
         trial: {name: error_by_strength(whole, plan.data.test, trial, augmentation=plan.augmentation, limit=limit)}
@@ -97,8 +97,8 @@ def _summary(data: str, scores: Scores, speed: float, errors: dict[str, Any]) ->
         "data": data,
         "images": len(lengths),
         "error_percent": scores.error_percent,
-        "length_right": float((lengths * shown).sum() / shown.sum()),
-        "length_wrong": float((lengths * (1 - shown)).sum() / (1 - shown).sum()),
+        "length_right": float((lengths * shown).sum() / shown.sum().clamp_min(1)),
+        "length_wrong": float((lengths * (1 - shown)).sum() / (1 - shown).sum().clamp_min(1)),
         "images_per_second": speed,
         "calibration_error": scores.calibration_error(),
         "classes": {
@@ -138,12 +138,13 @@ def _write(folder: Path, scores: Scores, errors: dict[str, Any], plan: Any) -> N
     from torchcaps.trained.scores import write_predictions
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_predictions(scores, folder / "predictions.csv")
+    names = plan.data.test_names
+    write_predictions(scores, folder / "predictions.csv", names)
     save(evaluation.calibration(scores), folder / "calibration.png")
     worst = scores.worst(WORST)
     if worst:
         images = plan.augmentation.centre(plan.data.test.fetch(torch.tensor(worst))).on("cpu").images
-        save(evaluation.worst_mistakes(images, scores, worst), folder / "mistakes.png")
+        save(evaluation.worst_mistakes(images, scores, worst, names), folder / "mistakes.png")
     if errors:
         save(evaluation.robustness(errors), folder / "robustness.png")
     print(f"Predictions and pictures are in {folder}")

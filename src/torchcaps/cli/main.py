@@ -29,7 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("info", "versions, devices and what is available"),
 }
 """Each command's module and what it does."""
-NEEDED = ("yaml", "rich", "lightning_fabric", "PIL", "matplotlib", "filelock", "sklearn")
+NEEDED = (
+    *("PIL", "filelock", "lightning_fabric", "markdown_it", "matplotlib", "pooch"),
+    *("requests", "rich", "scipy", "sklearn", "yaml"),
+)
 """What the extra [train] brings."""
 
 

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _files(words: Iterable[str]) -> Iterable[Path]:
     """The image files that these words stand for; a folder stands for all images below it."""
-    from torchcaps.data.images import IMAGE_ENDINGS
+    from torchcaps.data.listing import images_below
 
     for word in words:
         path = Path(word)
@@ -71,8 +71,7 @@ def _files(words: Iterable[str]) -> Iterable[Path]:
         if word == STANDARD_INPUT:
             yield from (Path(line) for line in sys.stdin.read().splitlines() if line.strip())
         elif path.is_dir():
-            below = sorted(path.rglob("*"))
-            yield from (file for file in below if file.suffix.lower() in IMAGE_ENDINGS and file.is_file())
+            yield from images_below(path)
         elif not path.exists() and glob.has_magic(word):
             yield from map(Path, sorted(glob.glob(word, recursive=True)))
         else:

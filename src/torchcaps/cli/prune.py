@@ -34,6 +34,6 @@ def run(arguments: argparse.Namespace) -> None:
             f"{measured.parameters:,}",
             f"{measured.evaluate_images_per_second:.0f}",
         )
-    Console(markup=False).print(table)
+    Console(markup=False, emoji=False).print(table)
     print(f"{report.answers_changed} of {report.after.test_images} test images have another answer than before")
     print(f"The smaller network is in {report.folder}")

@@ -76,4 +76,4 @@ def run(arguments: argparse.Namespace) -> None:
             data_folder=arguments.data_dir,
         ),
     )
-    (reproduction.list_cells if arguments.list else reproduction.run)(Console(markup=False))
+    (reproduction.list_cells if arguments.list else reproduction.run)(Console(markup=False, emoji=False))

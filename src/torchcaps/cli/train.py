@@ -120,4 +120,4 @@ def print_result(path: Path) -> None:
     table.add_row("parameters", f"{result.parameters:,}")
     table.add_row("peak memory", f"{result.peak_memory_mb:.0f} MB")
     table.add_row("everything is in", shown(str(path)))
-    Console(markup=False).print(table)
+    Console(markup=False, emoji=False).print(table)

@@ -21,6 +21,7 @@ from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted
 from torchcaps.errors import UserError
 
 FEW = 10  # images of a class, below which little can be learned
+MOST_ROWS = 200  # of a contact sheet
 _MARGIN = 4
 
 
@@ -55,6 +56,8 @@ class CheckReport:
         """Headings with what there is to say under them."""
         rows = [("data", f"{shown(self.name)}: {len(self.classes)} classes")]
         rows += [("", line) for line in class_lines(self.classes, self.class_counts)]
+        if list(self.class_counts) == ["train"]:
+            rows.append(("", "a fifth of each class will be held out for testing"))
         if self.small_classes:
             names = ", ".join(map(short, self.small_classes[:LISTED_FILES]))
             rows.append(("small", f"fewer than {FEW} images of {counted(len(self.small_classes), 'class')}: {names}"))
@@ -122,21 +125,22 @@ def _relative(path: Path, listing: Listing) -> str:
     return shown(path.relative_to(listing.root) if path.is_relative_to(listing.root) else path)
 
 
-def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, rows: int = 50, side: int = 64) -> None:
-    """Draw the first images of each class, a row for each, into a PNG file.
+def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, side: int = 64) -> int:
+    """Draw the first images of each class, a row for each, into a PNG file; returns how many classes are drawn.
 
     Args:
         config: what to draw, "folder:PATH" or "csv:FILE".
         path: the PNG file to write.
         columns: images of a class.
-        rows: classes at most.
         side: of an image, in pixels.
     """
+    if path.suffix.lower() != ".png":
+        raise UserError(f"a contact sheet is a PNG file, and {shown(path)} does not end in .png")
     listing = list_pictures(config.name)
     font = ImageFont.load_default()
     text_width = 160
     step = side + _MARGIN
-    classes = listing.classes[:rows]
+    classes = listing.classes[:MOST_ROWS]
     sheet = Image.new("RGB", (text_width + columns * step + _MARGIN, len(classes) * step + _MARGIN), "white")
     drawing = ImageDraw.Draw(sheet)
     drawn = 0
@@ -153,6 +157,7 @@ def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, row
     content = io.BytesIO()
     sheet.save(content, "PNG")
     write_atomically(path, content.getvalue())
+    return len(classes)
 
 
 def _thumbnails(pictures: Sequence[Picture], label: int, count: int, side: int) -> list[Image.Image]:
@@ -166,6 +171,9 @@ def _thumbnails(pictures: Sequence[Picture], label: int, count: int, side: int) 
                 image, _ = decode_whole(read_bytes(picture.path, MAX_BYTES), name=shown(picture.path))
             except BadFile:
                 continue
+            if max(image.size) <= side // 2:  # or it could not be seen
+                times = side // max(image.size)
+                image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
             image.thumbnail((side, side))
             found.append(image.convert("RGB"))
     return found

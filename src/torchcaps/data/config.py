@@ -48,9 +48,9 @@ class DataConfig(Settings):
         default="none", help="balanced: a mistake costs more in a class with few images", choices=("none", "balanced")
     )
     sampling: str = setting(
-        default="even",
-        help="what is drawn equally often: even: each image; balanced: each class",
-        choices=("even", "balanced"),
+        "balanced: show every class equally often; auto: if one has 5 times as many images as another",
+        default="auto",
+        choices=("auto", "even", "balanced"),
     )
 
     def load(self) -> DataSet:

@@ -51,6 +51,8 @@ class DataSet:
     std: tuple[float, ...]
     files: FileReport | None = None
     """What the image files are like, if the set was made of any."""
+    test_names: tuple[str, ...] = ()
+    """The files of the test images, below the folder of the data, if they come from files."""
 
     @property
     def image_shape(self) -> ImageShape:
@@ -247,15 +249,16 @@ def _overlapping(config: DataConfig, images: Mapping[str, Images]) -> DataSet:
 def load_pictures(config: DataConfig, download: bool) -> DataSet:
     """Your own image files: "folder:PATH" or "csv:FILE"."""
     listing = list_pictures(config.name)
-    images, files = read_listing(config, listing)
-    return _data_set(config, listing.classes, images, files=files)
+    images, files, names = read_listing(config, listing)
+    return _data_set(config, listing.classes, images, files=files, test_names=names)
 
 
 def list_pictures(name: str) -> Listing:
     """The image files that "folder:PATH" or "csv:FILE" names, without reading them."""
     kind, _, argument = name.partition(":")
     if kind not in ("folder", "csv") or not argument:
-        raise UserError(f"'{shown(name)}' is not made of image files of yours; give folder:PATH or csv:FILE")
+        meant = f" (folder:{shown(name)}?)" if Path(name).is_dir() else ""
+        raise UserError(f"'{shown(name)}' is not made of image files of yours; give folder:PATH or csv:FILE{meant}")
     path = Path(os.path.expanduser(argument))
     return list_folder(path) if kind == "folder" else list_table(path)
 
@@ -402,6 +405,7 @@ def _data_set(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     files: FileReport | None = None,
+    test_names: tuple[str, ...] = (),
 ) -> DataSet:
     """All three splits, the validation images taken from the training images unless they are there already.
 
@@ -419,6 +423,7 @@ def _data_set(
         mean=mean or ((0.0,) if channels == 1 else (0.5,) * channels),
         std=std or ((1.0,) if channels == 1 else (0.5,) * channels),
         files=files,
+        test_names=test_names,
     )
 
 

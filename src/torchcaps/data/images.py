@@ -46,6 +46,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 class ImageFacts(NamedTuple):
@@ -131,7 +132,8 @@ def _opened(stream: IO[bytes], name: str) -> Iterator[tuple[Image.Image, ImageFa
             if pixels > MAX_PIXELS:
                 raise BadFile(name, f"is too large: it has {pixels:,} pixels, the limit is {MAX_PIXELS:,}")
             with _ONE_LARGE_IMAGE if pixels > _LARGE else contextlib.nullcontext():
-                yield image, ImageFacts(image.width, image.height, image.mode)
+                turned = _orientation(image) in _ON_ITS_SIDE
+                yield image, ImageFacts(*(image.size[::-1] if turned else image.size), image.mode)
     except BadFile:
         raise
     except Image.DecompressionBombError as error:

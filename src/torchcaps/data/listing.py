@@ -64,11 +64,13 @@ def list_folder(root: Path) -> Listing:
     for split, folder in divided.items():
         if split == "train":
             continue
-        if different := set(classes) ^ {path.name for path in scan.subfolders(folder)}:
-            names = ", ".join(shown(name) for name in sorted(different))
-            raise UserError(
-                f"{shown(root)}: train and {folder.name} must have the same classes; only one of them has {names}"
+        others = {path.name for path in scan.subfolders(folder)}
+        lacking = {folder.name: set(classes) - others, divided["train"].name: others - set(classes)}
+        if any(lacking.values()):
+            parts = (
+                f"{where} lacks {', '.join(map(shown, sorted(names)))}" for where, names in lacking.items() if names
             )
+            raise UserError(f"{shown(root)}: all parts must have the same classes; {'; '.join(parts)}")
         splits[split] = scan.pictures(folder, classes, needed=False)
     return scan.listing(root, classes, resolved(splits))
 
@@ -135,7 +137,7 @@ class _Scan:
         self.note_others(folder, classes)
         pictures = []
         for label, name in enumerate(classes):
-            paths, example = self._below(folder / name)
+            paths, example = self.below(folder / name)
             if needed and not paths and not self.bad:
                 found = f"only things like {shown(example)}" if example else "nothing"
                 raise UserError(
@@ -150,7 +152,7 @@ class _Scan:
         for name in set(os.listdir(folder)) - set(used):
             self.ignored[_clutter(name) or "outside of the class folders"] += 1
 
-    def _below(self, folder: Path) -> tuple[list[Path], str]:
+    def below(self, folder: Path) -> tuple[list[Path], str]:
         """All image files below a folder, sorted, and the name of some other file there."""
         images, example = [], ""
         seen = set(self.above)
@@ -177,6 +179,11 @@ class _Scan:
                     self.ignored[path.suffix.lower() or "without an ending"] += 1
                     example = example or name
         return sorted(images), example
+
+
+def images_below(folder: Path) -> list[Path]:
+    """All image files below a folder, sorted. Links are followed, hidden files and clutter left out."""
+    return _Scan().below(folder)[0]
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -25,8 +25,8 @@ SMALLEST_SIDE, LARGEST_SIDE = 20, 64  # chosen without being asked; more can be 
 _SAMPLE = 200  # files that the usual size is found from
 
 
-def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images], FileReport]:
-    """The images of each split, "train" and "test" at least, and what their files are like.
+def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images], FileReport, tuple[str, ...]]:
+    """The images of each split, "train" and "test" at least, what their files are like, and the test files' names.
 
     Without a test split a fixed fifth of each class becomes one, chosen by the hash of the files' paths. Images that
     cannot be read are all named in one error, or left out if ``config.skip_unreadable`` says so.
@@ -36,7 +36,7 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
     _check_memory(len(listing.pictures()), channels or 3, side)
     bad = list(listing.bad)
     facts = []
-    names: dict[str, list[Path]] = {}
+    names: dict[str, list[str]] = {}
     images: dict[str, Images] = {}
     for split, pictures in sorted(listing.splits.items(), key=lambda item: item[0] != "train"):
         shape = (channels or 3, side, side)
@@ -46,7 +46,7 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
             channels = 1 if bool((pixels == pixels[:, :1]).all()) else 3
             pixels = pixels[:, :channels].contiguous()
         kept = [pictures[number] for number in read.readable]
-        names[split] = [picture.path for picture in kept]
+        names[split] = [os.path.relpath(picture.path, listing.root).replace(os.sep, "/") for picture in kept]
         images[split] = pixels, _labels(kept, listing)
         bad += read.bad
         facts += read.facts
@@ -54,10 +54,11 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
         raise UserError(_complaint(bad))
     _check_classes(listing, images["train"])
     if "test" not in images:
-        images |= _divided(listing, images["train"], names["train"])
+        divided, names["test"] = _divided(images["train"], names["train"])
+        images |= divided
     if not len(images["test"][1]):
         raise UserError(f"{shown(listing.root)} has no image to test with; add some")
-    return images, FileReport.of(facts, listing.ignored, bad)
+    return images, FileReport.of(facts, listing.ignored, bad), tuple(names["test"])
 
 
 def _check_memory(images: int, channels: int, side: int) -> None:
@@ -123,15 +124,15 @@ def _check_classes(listing: Listing, train: Images) -> None:
         )
 
 
-def _divided(listing: Listing, images: Images, paths: Sequence[Path]) -> dict[str, Images]:
-    """A fixed fifth of each class for testing. A class with one image keeps it for training."""
+def _divided(images: Images, names: Sequence[str]) -> tuple[dict[str, Images], list[str]]:
+    """A fixed fifth of each class for testing, and their names. A class with one image keeps it for training."""
     pixels, labels = images
-    names = [os.path.relpath(path, listing.root).replace(os.sep, "/") for path in paths]
     hashes = [_hash(os.fsencode(name)) for name in names]
     shuffled = torch.tensor(sorted(range(len(names)), key=lambda number: hashes[number]))
     rank, share, size = places_in_class(labels, shuffled)
     held_out = ((share < TEST_SHARE) | (rank == 0)) & (size > 1)
-    return {"train": (pixels[~held_out], labels[~held_out]), "test": (pixels[held_out], labels[held_out])}
+    divided = {"train": (pixels[~held_out], labels[~held_out]), "test": (pixels[held_out], labels[held_out])}
+    return divided, [name for name, held in zip(names, held_out.tolist()) if held]
 
 
 def _hash(name: bytes) -> bytes:

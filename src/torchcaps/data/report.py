@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,16 +95,24 @@ class DataReport:
 def class_lines(classes: Sequence[str], class_counts: Mapping[str, Sequence[int]]) -> list[str]:
     """A table of images by class and split, or a summary if there are many classes."""
     if len(classes) > LISTED_CLASSES:
-        return [
-            f"{split}: {min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
-            for split, counts in class_counts.items()
-        ]
-    width = max(len(short(name)) for name in classes)
+        return [f"{split}: {_spread(counts)}" for split, counts in class_counts.items()]
+    width = max(_columns(short(name)) for name in classes)
     lines = [f"{'':{width}} " + "".join(f"{split:>12}" for split in class_counts)]
     for label, name in enumerate(classes):
         numbers = "".join(f"{counts[label]:>12,}" for counts in class_counts.values())
-        lines.append(f"{short(name):{width}} {numbers}")
+        lines.append(f"{short(name)}{' ' * (width - _columns(short(name)))} {numbers}")
     return lines
+
+
+def _spread(counts: Sequence[int]) -> str:
+    if min(counts) == max(counts):
+        return f"{counts[0]:,} of each class"
+    return f"{min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
+
+
+def _columns(text: str) -> int:
+    """The width of a text on a terminal, where some letters take two columns."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

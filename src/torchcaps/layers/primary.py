@@ -130,9 +130,6 @@ class ImageCapsules(nn.Module):
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
-        if self.padding:  # which the fast convolution does not know
-            hidden = F.leaky_relu(self.first(images), self.negative_slope)
-            return _group(self.second(hidden).permute(0, 2, 3, 1), self.size)
         places = conv_pair(
             images,
             self.first.weight,

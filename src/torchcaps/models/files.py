@@ -64,7 +64,9 @@ def load(
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"There is no trained network at {path}.")
+        unfinished = (path / "config.yaml").is_file()
+        hint = f": the run is not finished. To finish it: torchcaps train --resume {path}" if unfinished else "."
+        raise UserError(f"There is no trained network at {path}{hint}")
     stored, state = read_tensors(file)
     try:
         tensors = unpack(stored)

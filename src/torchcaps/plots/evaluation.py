@@ -13,8 +13,8 @@ from torchcaps.trained.robustness import TRIALS
 from torchcaps.trained.scores import Scores
 
 
-def worst_mistakes(images: Tensor, scores: Scores, numbers: Sequence[int]) -> Figure:
-    """The images (N, C, H, W) that are most surely wrong, "true → predicted" above each."""
+def worst_mistakes(images: Tensor, scores: Scores, numbers: Sequence[int], names: Sequence[str] = ()) -> Figure:
+    """The images (N, C, H, W) that are most surely wrong, "true → predicted" above each, and its name below."""
     columns = min(6, max(1, len(numbers)))
     rows = max(1, -(-len(numbers) // columns))
     figure = Figure(figsize=(1.6 * columns, 1.9 * rows), layout="constrained")
@@ -27,7 +27,8 @@ def worst_mistakes(images: Tensor, scores: Scores, numbers: Sequence[int]) -> Fi
         show_image(axes, image)
         true, answer = (_names(scores, shown) for shown in (scores.shown[number], found[number]))
         axes.set_title(plain(f"{true} → {answer}", 30), size=8)
-        axes.set_xlabel(f"image {number}", size=7)
+        name = plain(names[number].rpartition("/")[2], 22) if names else f"image {number}"
+        axes.set_xlabel(name, size=7)
     return figure
 
 
@@ -38,11 +39,12 @@ def calibration(scores: Scores) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.7", linestyle="--", label="lengths that are probabilities")
     axes.plot([part.length for part in parts], [part.right for part in parts], marker="o", label="this network")
-    axes.set_xlim(0, 1)
+    axes.set_xlim(0, 1.02)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("length of the longest class capsule")
     axes.set_ylabel("share of right answers")
-    axes.set_title(f"mean distance {scores.calibration_error():.3f}", size=10)
+    points = f"{len(parts)} points of {parts[0].images} images" if len(parts) > 1 else "one point"
+    axes.set_title(f"mean distance {scores.calibration_error():.3f} ({points})", size=10)
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -142,7 +142,7 @@ def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
     axes.set_ylabel("true")
     if count <= 20:
         for (row, column), number in np.ndenumerate(counts):
-            if number:
+            if number or (row == column and counts[row].any()):
                 strong = shares[row, column] > (75 if row == column else 0.6 * float(wrong.max()))
                 colour = "white" if strong else "black"
                 axes.text(column, row, f"{number:.3g}", ha="center", va="center", color=colour, size=8)

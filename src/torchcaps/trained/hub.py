@@ -7,10 +7,12 @@ sent or fetched. :class:`Pretrained` has what else the hub offers, ``push_to_hub
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 import torchcaps
 from torchcaps.atomic import write_atomically
@@ -34,7 +36,6 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
     Args:
         network: the trained network; ``pretrained.network`` is where it is again.
         precision: of the stored weights: "float32", "float16" or "int8".
-        text: of the model card; by default one is made from the network alone.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -43,16 +44,15 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
     ('cat', 'dog')
     """
 
-    def __init__(self, network: Network, *, precision: str = "float32", text: str | None = None) -> None:
+    def __init__(self, network: Network, *, precision: str = "float32") -> None:
         self.network = network
         self._precision = precision
-        self._text = text
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.network.save(save_directory / MODEL_FILE, precision=self._precision)
         settings = {"library": "torchcaps", "version": torchcaps.__version__, **self.network.description()}
         write_atomically(save_directory / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
-        write_card(save_directory, self._text or card(self.network, files={MODEL_FILE: ""}))
+        write_card(save_directory, card(self.network, files={MODEL_FILE: ""}))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
@@ -60,7 +60,7 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
 
         Args:
             pretrained_model_name_or_path: a folder that :meth:`save_pretrained` made, or ``owner/name``.
-            options: ``routing`` (the class of a routing of your own), ``device``, and those of the hub: ``revision``,
+            options: ``routing`` and ``backbone`` of your own, ``device``, and those of the hub: ``revision``,
                 ``cache_dir``, ``token``, ``force_download``, ``local_files_only``.
         """
         place = str(pretrained_model_name_or_path)
@@ -83,9 +83,13 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
         local_files_only: bool,
         token: str | bool | None,
         routing: type[Routing] | None = None,
+        backbone: Callable[[], nn.Module] | None = None,
         device: torch.device | str = "cpu",
-        **unused: Any,
+        **others: Any,
     ) -> Self:
+        unknown = others.keys() - {"proxies", "resume_download"}  # which earlier releases of the hub's package pass on
+        if unknown:
+            raise UserError(f"from_pretrained has no option {', '.join(sorted(unknown))}.")
         file = Path(model_id) / MODEL_FILE
         if not Path(model_id).is_dir():
             file = Path(
@@ -99,4 +103,4 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
                     local_files_only=local_files_only,
                 )
             )
-        return cls(load(file, routing=routing, device=device))
+        return cls(load(file, routing=routing, backbone=backbone, device=device))

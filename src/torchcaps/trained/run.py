@@ -29,7 +29,7 @@ from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.environment import make_fabric
 from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
 from torchcaps.training.folder import RunFolder
-from torchcaps.training.host import usable_cores
+from torchcaps.training.host import default_threads
 from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 
@@ -81,7 +81,7 @@ class TrainedRun:
         threads: int | None = None,
     ) -> None:
         self.folder = RunFolder.open(path)
-        torch.set_num_threads(threads or usable_cores())
+        torch.set_num_threads(threads or default_threads())
         self.fabric = make_fabric(RunConfig(accelerator=accelerator))
         own = own or Own()
         self.network = load(self.folder.network, routing=own.routing, backbone=own.backbone, device=self.fabric.device)

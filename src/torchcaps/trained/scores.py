@@ -118,8 +118,8 @@ class Scores:
         order = margin.argsort(descending=True, stable=True)
         return [int(number) for number in order[:count] if not self.right[number]]
 
-    def write_csv(self, file: TextIO, names: Sequence[str] | None = None) -> None:
-        """A row an image: what it shows, what was found, and all lengths."""
+    def write_csv(self, file: TextIO, names: Sequence[str] = ()) -> None:
+        """A row an image: its name or number, what it shows, what was found, and all lengths."""
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["image", "shown", "found", "right", *(f"length {name}" for name in self.classes)])
         found, right = self.found, self.right
@@ -171,8 +171,8 @@ def _lengths(network: Network, batch: Batch, change: Change | None) -> Tensor:
     return check_answers(lengths)
 
 
-def write_predictions(scores: Scores, path: Path) -> None:
-    """All predictions as a CSV file."""
+def write_predictions(scores: Scores, path: Path, names: Sequence[str] = ()) -> None:
+    """All predictions as a CSV file; ``names`` are those of the images."""
     table = io.StringIO(newline="")
-    scores.write_csv(table)
+    scores.write_csv(table, names)
     write_atomically(path, table.getvalue().encode("utf-8", errors="backslashreplace"))

@@ -138,8 +138,8 @@ class AlternatingTrainer:
             for labels in (batch.labels, self.network.found(output.capsules))
         )
         wrong = 100 * (found != shown).any(1).float().mean()
-        right_length = (lengths * shown).sum() / shown.sum()
-        wrong_length = (lengths * (1 - shown)).sum() / (1 - shown).sum()
+        right_length = (lengths * shown).sum() / shown.sum().clamp_min(1)
+        wrong_length = (lengths * (1 - shown)).sum() / (1 - shown).sum().clamp_min(1)
         return torch.stack([value.detach().float() for value in (*losses, wrong, right_length, wrong_length)])
 
     def coefficient_statistics(self) -> dict[str, float]:
@@ -207,11 +207,13 @@ class AlternatingTrainer:
 
 
 def _check_state(optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
-    """Whether the state is one for these parameters: numbers, and tensors of their shapes."""
-    shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
+    """Whether the state is one for these parameters: what is there from the start, numbers, and tensors like them."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for index, entries in state.items():
         for name, tensor in entries.items():
-            if not 0 <= index < len(shapes) or (tensor.ndim and tensor.shape != shapes[index]):
+            known = 0 <= index < len(parameters)
+            expected = optimiser.state[parameters[index]].get(name, parameters[index]) if known else tensor
+            if not known or (tensor.ndim and tensor.shape != expected.shape):
                 raise ValueError(f"the optimiser has no {index}.{name!a} of shape {tuple(tensor.shape)}")
 
 

@@ -95,12 +95,12 @@ class AscentConfig(Settings):
 
     gamma: float = setting("γ, the size of a coefficient step", default=0.1, least=0, most=1e6)
     decaying_gamma: bool = setting(
-        "let γ rise and fall with the learning rate instead of staying as it is", default=False
+        "let γ rise and fall with the learning rate; otherwise it stays as it is, as in the paper", default=True
     )
     objective: str = setting(
         "right minus wrong squared lengths (the paper's), balanced: one right class weighs as much as all wrong ones, "
         "or the logarithm of the ratio for each class",
-        default="difference",
+        default="balanced",
         choices=("difference", "balanced", "ratio"),
     )
     rule: str = setting(
@@ -110,8 +110,8 @@ class AscentConfig(Settings):
         option="ascent",
     )
     constraint: str = setting(
-        "fixed-norm: keep the norm of every class capsule's coefficients as it was at the start",
-        default="none",
+        "fixed-norm: keep the norm of every class capsule's coefficients as it was at the start; the paper has none",
+        default="fixed-norm",
         choices=("none", "fixed-norm"),
     )
     shrinkage: str = setting(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchcaps.training.config import DEFAULT_EPOCHS, DEFAULT_WARMUP, TrainingConfig
 
 LARGEST_BATCH = 128
@@ -10,6 +12,8 @@ FEWEST_STEPS = 200
 """Steps that a network needs, however few images there are."""
 FEWEST_SHOWN = 10_000
 """Images that it needs to be shown, however often the same ones."""
+UNEVEN = 5
+"""Times as many images as another class has, from which every class is shown equally often."""
 
 
 def default_batch_size(images: int, devices: int = 1) -> int:
@@ -32,6 +36,16 @@ def default_epochs(images: int, batch_size: int) -> int:
     """
     steps = max(FEWEST_STEPS, -(-FEWEST_SHOWN // batch_size))
     return max(DEFAULT_EPOCHS, -(-steps // max(1, images // batch_size)))
+
+
+def default_sampling(counts: Sequence[int], labels_per_image: int | None) -> str:
+    """Balanced where classes are very uneven, as far as there is one class in an image.
+
+    >>> default_sampling([400, 16, 4], 1), default_sampling([40, 16], 1), default_sampling([400, 16], 2)
+    ('balanced', 'even', 'even')
+    """
+    uneven = max(counts) >= UNEVEN * max(1, min(counts))
+    return "balanced" if uneven and labels_per_image == 1 else "even"
 
 
 def filled_in(config: TrainingConfig, *, images: int, has_validation: bool) -> TrainingConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.atomic import DamagedFile
 from torchcaps.data.datasets import DataSet
-from torchcaps.data.report import table
+from torchcaps.data.report import short, table
 from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
@@ -32,7 +33,7 @@ from torchcaps.training.environment import local_processes, make_fabric, peak_me
 from torchcaps.training.evaluation import Evaluation, evaluate
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.header import check_memory, header_rows
-from torchcaps.training.host import commit, is_first_process, usable_cores, versions
+from torchcaps.training.host import commit, default_threads, is_first_process, versions
 from torchcaps.training.plan import Plan
 from torchcaps.training.progress import ProgressDisplay, say
 from torchcaps.training.result import RunResult
@@ -51,6 +52,10 @@ class Callback:
 
     def on_finish(self, finished: Finished) -> None:
         """The run is done, and its result written."""
+
+
+MOST_EVALUATIONS = 50
+"""On the way, unless others are asked for: of a few images an epoch is a few steps."""
 
 
 class Interrupted(UserError):
@@ -92,15 +97,16 @@ def fit(
     """
     fabric = make_fabric(config.run)
     processes = local_processes(config.run)
-    torch.set_num_threads(config.run.threads or max(1, usable_cores() // processes))
+    torch.set_num_threads(config.run.threads or default_threads(processes))
     plan = Plan.of(config, data)
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
     network = plan.build_network(own)
-    console = console or Console(markup=False)
+    console = console or Console(markup=False, emoji=False)
     path = resume or _out(config)
     with contextlib.ExitStack() as stack:
         if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
-            check_memory(plan, network)
+            if fabric.device.type == "cpu":
+                check_memory(plan, network)
             if resume:
                 folder = RunFolder.open(path)
                 stack.enter_context(folder.claimed())
@@ -134,9 +140,10 @@ def _start_from(network: Network, path: Path, own: Own | None, console: Console)
 def _out(config: TrainingConfig) -> Path:
     if config.run.out:
         return Path(config.run.out)
-    data = config.data.name.partition(":")[0]
-    kind = config.routing.name.replace(":", ".") if config.model.name == "capsnet" else config.model.name
-    return Path("runs") / f"{data}-{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    kind, _, place = config.data.name.partition(":")
+    data = re.sub(r"[^\w.-]", "_", Path(place).stem)[:40] or kind
+    what = config.routing.name.replace(":", ".") if config.model.name == "capsnet" else config.model.name
+    return Path("runs") / f"{data}-{what}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 class _Run:
@@ -158,7 +165,8 @@ class _Run:
         self.callbacks = callbacks
         self.batches = plan.batches(fabric.global_rank, fabric.world_size)
         self.total_steps = plan.total_steps
-        self.evaluate_every = self.config.run.evaluate_every or min(self.batches.steps_per_epoch, 2000)
+        usual = min(max(self.batches.steps_per_epoch, self.total_steps // MOST_EVALUATIONS), 2000)
+        self.evaluate_every = self.config.run.evaluate_every or usual
         balanced = self.config.data.class_weights == "balanced"
         weights = plan.data.balanced_weights() if balanced else None
         self.trainer = AlternatingTrainer(fabric, network, self.config, self.total_steps, weights)
@@ -363,6 +371,8 @@ class _Run:
         test = last if data.validation is None else self._evaluate(data.test, network=network)
         if not self.fabric.is_global_zero:
             return
+        if never := [short(name) for name, found in zip(data.classes, test.confusion.sum(0)) if not found]:
+            self.display.say(f"No test image was taken for {', '.join(never[:20])}.")
         network.save(self.folder.network, settings=self.config.determining())
         self.folder.best.unlink(missing_ok=True)
         kept_best = self.best and self.config.run.keep == "best"
@@ -394,6 +404,7 @@ class _Run:
             versions=versions(),
             commit=commit(),
         ).write(self.folder.result)
+        self.folder.checkpoints.forget_old()
         for callback in self.callbacks:
             callback.on_finish(Finished(self.folder, self.plan, network, test))
 

@@ -20,14 +20,17 @@ def header_rows(plan: Plan, network: Network, folder: Path) -> list[tuple[str, s
     )
     stem = getattr(config.model, "stem", None)
     steps = plan.total_steps
+    epochs = steps / plan.batches().steps_per_epoch
     return [
         *plan.data.report.rows(),
         ("network", f"{kind}{f', {stem} stem' if stem else ''}: {network.numbers():,} numbers"),
         ("", f"{rows} x {columns} places with {types} capsules; {'a' if network.decoder else 'no'} decoder"),
         (
             "training",
-            f"{steps:,} steps of {plan.batches().batch_size} images, {config.optimiser.name}, seed {run.seed}",
+            f"{steps:,} steps of {plan.batches().batch_size} images ({epochs:.3g} epochs), {config.optimiser.name}, "
+            f"seed {run.seed}",
         ),
+        *([("", "every class equally often")] if config.data.sampling == "balanced" else []),
         ("memory", f"about {memory_needed(plan, network) / 2**30:.1f} GB"),
         ("folder", str(folder)),
     ]
@@ -36,15 +39,15 @@ def header_rows(plan: Plan, network: Network, folder: Path) -> list[tuple[str, s
 def memory_needed(plan: Plan, network: Network) -> int:
     """A rough count of the bytes that training will hold at its peak."""
     weights = network.numbers() * BYTES
-    state = 4 if plan.config.optimiser.name == "adam" else 3  # weights, gradients, and one or two averages
-    kept = 1 if plan.config.optimiser.average else 0
     share = -(-plan.batches().batch_size // plan.config.run.devices)
     data = sum(_bytes(split.image_shape, len(split)) for split in (plan.data.train, plan.data.test))
-    return INTERPRETER + weights * (state + kept) + share * network.numbers_per_image() * BYTES + data
+    return INTERPRETER + weights * COPIES + share * network.numbers_per_image() * BYTES + data
 
 
-INTERPRETER = 400 * 2**20
+INTERPRETER = 500 * 2**20
 """What Python and the libraries take by themselves."""
+COPIES = 11
+"""Of the weights, at the most: with gradients, averages, transforms, and what an evaluation and a checkpoint hold."""
 
 
 def _bytes(shape: tuple[int, int, int], images: int) -> int:
@@ -56,7 +59,7 @@ def check_memory(plan: Plan, network: Network) -> None:
     """Refuse a run that this machine has not the memory for."""
     available = available_memory()
     needed = memory_needed(plan, network)
-    if available is not None and needed > available and network.mean.device.type == "cpu":
+    if available is not None and needed > available:
         raise UserError(
             f"This run needs about {needed / 2**30:.1f} GB of memory, and {available / 2**30:.1f} GB are free. "
             "Choose a smaller --batch-size, a smaller --image-size, or --stem small."

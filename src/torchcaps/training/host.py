@@ -52,6 +52,13 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_threads(processes: int = 1) -> int:
+    """As many as OMP_NUM_THREADS says, or the share of one of several processes in the cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    cores = usable_cores()
+    return min(int(asked), cores) if asked.isdecimal() and int(asked) else max(1, cores // processes)
+
+
 def cpu_name() -> str:
     """The processor's name as the operating system tells it."""
     with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from torchcaps.data.splits import Split
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own, TaskConfig
 from torchcaps.training.config import TrainingConfig
-from torchcaps.training.defaults import filled_in
+from torchcaps.training.defaults import default_sampling, filled_in
 
 MANY_IMAGES = 100_000  # evaluating more than that would take longer than training
 FEW_IMAGES = 10_000
@@ -46,6 +46,11 @@ class Plan:
             std=(1.0,) if config.augmentation.standardise else data.std,
         )
         filled = filled_in(config, images=len(data.train), has_validation=data.validation is not None)
+        if config.data.sampling == "auto":
+            weighted = config.data.class_weights != "none"
+            counts = data.train.class_counts(len(data.classes)).tolist()
+            sampling = "even" if weighted else default_sampling(counts, data.train.labels_per_image)
+            filled = filled.replace(data=config.data.replace(sampling=sampling))
         return cls(filled.replace(model=config.model.resolved(task)), data, augmentation, task)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Batches:

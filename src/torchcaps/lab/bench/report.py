@@ -195,7 +195,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str, int], list[Row]]:
 
 
 def _print(summary: dict[str, Any]) -> None:
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     console.width = max(console.width, 120)
     rates = ", ".join(f"{rate:g} GFLOP/s with {count} thread(s)" for count, rate in summary["gemm_gflops"].items())
     console.print(

@@ -108,9 +108,9 @@ def differences(settings: Mapping[str, Any], benchmark: Benchmark, method: str) 
         settings: those that differ from the defaults, as a row of ``results.csv`` has them.
         benchmark, method: the cell.
     """
-    from torchcaps.lab.results import changed_settings, default_of
+    from torchcaps.lab.results import OPEN, changed_settings, default_of
 
     published = changed_settings(BUDGETS["paper"].config(benchmark, method, 0))
     names = [name for name in dict.fromkeys([*published, *settings]) if name not in BOOKKEEPING]
     pairs = {name: tuple(part.get(name, default_of(name)) for part in (published, settings)) for name in names}
-    return {name: (paper, here) for name, (paper, here) in pairs.items() if paper != here}
+    return {name: (paper, here) for name, (paper, here) in pairs.items() if paper != here and paper not in OPEN}
