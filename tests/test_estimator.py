@@ -11,7 +11,7 @@ from torchcaps.estimator import CapsNetClassifier
 
 SMALL = {"conv_channels": 8, "primary_capsules": 4, "threads": 1}
 NOT_FOR_IMAGES = {
-    "check_classifiers_train": "its rows are two or a few numbers of a cluster, no images: too little to reach 83 %",
+    "check_classifiers_train": "its rows are two or a few numbers of a cluster, no images: too little to reach 83 %"
 }
 
 

@@ -46,7 +46,6 @@ def setting(
     below: float | None = None,
     choices: tuple[Any, ...] | None = None,
     option: str | None = None,
-    group: str | None = None,
 ) -> Any:
     """A field of :class:`Settings`.
 
@@ -57,7 +56,6 @@ def setting(
         least, above, most, below: the range of a number, or of every number of a tuple.
         choices: the only values allowed.
         option: its name on the command line, if that is not the field's; "" for a field that is no option there.
-        group: the heading it stands under on the command line, if that is not the section's.
     """
     metadata = {
         "help": help,
@@ -67,7 +65,6 @@ def setting(
         "below": below,
         "choices": choices,
         "option": option,
-        "group": group,
     }
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
@@ -96,7 +93,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
-        for field in _fields(type(self)):
+        for field in fields(type(self)):
             value = converted(field.name, hints[field.name], getattr(self, field.name))
             _check_range(field, value)
             object.__setattr__(self, field.name, value)
@@ -119,7 +116,7 @@ class Settings:
             if isinstance(nested, type) and issubclass(nested, Settings):
                 value = nested.from_mapping(value, where=f"{prefix}{name}")
             arguments[name] = value
-        missing = [field.name for field in _fields(cls) if _required(field) and field.name not in arguments]
+        missing = [field.name for field in fields(cls) if _required(field) and field.name not in arguments]
         if missing:
             raise SettingError(prefix + missing[0], "is missing")
         try:
@@ -129,7 +126,7 @@ class Settings:
 
     def to_mapping(self) -> dict[str, Any]:
         """The settings as nested dictionaries of plain values, which :meth:`from_mapping` takes."""
-        return {field.name: _plain(getattr(self, field.name)) for field in _fields(type(self))}
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(type(self))}
 
     def replace(self, **changes: Any) -> Self:
         """The same settings with some changed."""
@@ -150,7 +147,7 @@ def check_names(given: Iterable[str], known: Iterable[str], where: str = "") -> 
 
 def fields(settings: type[Settings]) -> list[dataclasses.Field[Any]]:
     """The fields of a class of settings."""
-    return _fields(settings)
+    return list(dataclasses.fields(settings))  # type: ignore[arg-type]
 
 
 def kind(settings: type[Settings], name: str) -> Any:
@@ -158,12 +155,8 @@ def kind(settings: type[Settings], name: str) -> Any:
     return _without_none(_hints(settings)[name])
 
 
-def _fields(settings: type[Settings]) -> list[dataclasses.Field[Any]]:
-    return list(dataclasses.fields(settings))  # type: ignore[arg-type]
-
-
 def _names(settings: type[Settings]) -> list[str]:
-    return [field.name for field in _fields(settings)]
+    return [field.name for field in fields(settings)]
 
 
 def _hints(settings: type[Settings]) -> dict[str, Any]:

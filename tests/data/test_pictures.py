@@ -141,12 +141,7 @@ class TestFolder:
         assert report.files.modes == {"RGB": 11, "L": 1}
         assert report.files.ignored == {".txt": 1}
         text = str(report)
-        for line in (
-            "12 x 9 to 100 x 50, median 12 x 9",
-            "11 RGB, 1 L",
-            "1 file: 1 .txt",
-            "2 classes, 20 x 20 pixels",
-        ):
+        for line in ("12 x 9 to 100 x 50, median 12 x 9", "11 RGB, 1 L", "1 file: 1 .txt", "2 classes, 20 x 20 pixels"):
             assert line in text
 
     def test_report_of_many_classes_is_short(self, tmp_path: Path) -> None:

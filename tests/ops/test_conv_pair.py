@@ -286,8 +286,7 @@ def test_gradients_through_a_transformed_kernel() -> None:
     kernel = transform_kernel(leaves[3], stride=2, size=(8, 8))
     result = conv_pair(*leaves, stride=2, kernel=kernel)
     torch.testing.assert_close(
-        torch.autograd.grad(result.sum(), leaves),
-        torch.autograd.grad(reference_pair(*leaves, stride=2).sum(), leaves),
+        torch.autograd.grad(result.sum(), leaves), torch.autograd.grad(reference_pair(*leaves, stride=2).sum(), leaves)
     )
 
 
@@ -344,8 +343,7 @@ def test_training_after_inference_mode() -> None:
         bilinear_conv_pair(*leaves, stride=2)
     result = bilinear_conv_pair(*leaves, stride=2)
     torch.testing.assert_close(
-        torch.autograd.grad(result.sum(), leaves),
-        torch.autograd.grad(reference_pair(*leaves, stride=2).sum(), leaves),
+        torch.autograd.grad(result.sum(), leaves), torch.autograd.grad(reference_pair(*leaves, stride=2).sum(), leaves)
     )
 
 

@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from torchcaps.routing import ClusteringRouting, DenseVotes, LinearVotes
-from torchcaps.routing.clustering import (
-    best_coefficients,
-    best_directions,
-    clustering_objective,
-    clustering_routing,
-)
+from torchcaps.routing.clustering import best_coefficients, best_directions, clustering_objective, clustering_routing
 
 
 def test_three_iterations_by_loops():

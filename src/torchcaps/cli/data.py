@@ -20,12 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     checking = actions.add_parser("check", help="what is in your own images, and what is wrong with them")
     checking.add_argument("name", metavar="DATA", help="folder:PATH or csv:FILE")
     checking.add_argument("--sheet", type=Path, metavar="FILE", help="draw a contact sheet of all classes, as PNG")
-    for action, run_action in (
-        (listing, _list),
-        (fetching, _fetch),
-        (verifying, _verify),
-        (checking, _check),
-    ):
+    for action, run_action in ((listing, _list), (fetching, _fetch), (verifying, _verify), (checking, _check)):
         action.set_defaults(run_action=run_action)
         if action in (fetching, verifying):
             action.add_argument("names", nargs="+", metavar="NAME", help="see 'torchcaps data list'")

@@ -40,10 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--attack", choices=ATTACKS, action="append", default=[], help="error on images that are changed to fool it"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="predictions as CSV; worst mistakes, calibration and robustness drawn",
+        "--out", type=Path, metavar="DIR", help="predictions as CSV; worst mistakes, calibration and robustness drawn"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     add_data_folder(parser)

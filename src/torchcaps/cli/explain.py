@@ -31,12 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="explain this class, too; may be given several times [the classes found]",
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for the pictures ['explained' in DIR, or here]",
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the pictures ['explained' in DIR, or here]")
     add_data_folder(parser)
 
 

@@ -10,8 +10,10 @@ The way of an image: `sources` (facts) -> `fetch` (files) -> `images`, `readers`
 
 from __future__ import annotations
 
-import importlib
+# ruff: noqa: F401 (these names are for others)
 from typing import TYPE_CHECKING
+
+from torchcaps._lazy import attach
 
 if TYPE_CHECKING:
     from torchcaps.data.augmentation import Augmentation
@@ -23,31 +25,8 @@ if TYPE_CHECKING:
     from torchcaps.data.report import DataReport
     from torchcaps.data.splits import Batch, ImageSplit, MultiLabelSplit, OverlappingDigits, Split
 
-__all__ = [
-    "DATASETS",
-    "Augmentation",
-    "AugmentationConfig",
-    "Batch",
-    "Batches",
-    "CheckReport",
-    "DataConfig",
-    "DataReport",
-    "DataSet",
-    "ImageSplit",
-    "MultiLabelSplit",
-    "OverlappingDigits",
-    "Split",
-    "check_data",
-    "decode_image",
-    "describe",
-    "draw_contact_sheet",
-    "evaluation_batches",
-    "load",
-    "read_image",
-]
-
 # Imported when first used, so that the settings can be had without torch.
-_MODULES = {
+_NAMES = {
     "augmentation": ("Augmentation",),
     "batches": ("Batches", "evaluation_batches"),
     "check": ("CheckReport", "check_data", "draw_contact_sheet"),
@@ -57,12 +36,6 @@ _MODULES = {
     "report": ("DataReport",),
     "splits": ("Batch", "ImageSplit", "MultiLabelSplit", "OverlappingDigits", "Split"),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = [*_HOMES]
+__getattr__, __dir__ = attach(__name__, _HOMES)

@@ -275,71 +275,22 @@ def load_npz(config: DataConfig, download: bool) -> DataSet:
 
 
 DATASETS: dict[str, Entry] = {
-    "digits": Entry(
-        load_digits,
-        "handwritten digits that come with scikit-learn",
-        "1,437 + 360",
-        (1, 28, 28),
-        10,
-    ),
-    "mnist": Entry(
-        load_mnist,
-        "handwritten digits",
-        "60,000 + 10,000",
-        (1, 28, 28),
-        10,
-    ),
-    "fashion-mnist": Entry(
-        load_fashion_mnist,
-        "pictures of clothes",
-        "60,000 + 10,000",
-        (1, 28, 28),
-        10,
-    ),
-    "cifar-10": Entry(
-        load_cifar_10,
-        "small colour photographs",
-        "50,000 + 10,000",
-        (3, 32, 32),
-        10,
-    ),
+    "digits": Entry(load_digits, "handwritten digits that come with scikit-learn", "1,437 + 360", (1, 28, 28), 10),
+    "mnist": Entry(load_mnist, "handwritten digits", "60,000 + 10,000", (1, 28, 28), 10),
+    "fashion-mnist": Entry(load_fashion_mnist, "pictures of clothes", "60,000 + 10,000", (1, 28, 28), 10),
+    "cifar-10": Entry(load_cifar_10, "small colour photographs", "50,000 + 10,000", (3, 32, 32), 10),
     "multi-mnist": Entry(
-        load_multi_mnist,
-        "two overlapping digits, made from mnist",
-        "60,000,000 + 10,000,000",
-        (1, 36, 36),
-        10,
+        load_multi_mnist, "two overlapping digits, made from mnist", "60,000,000 + 10,000,000", (1, 36, 36), 10
     ),
     "multi-digits": Entry(
-        load_multi_digits,
-        "two overlapping digits, made from digits",
-        "1,437,000 + 360,000",
-        (1, 36, 36),
-        10,
+        load_multi_digits, "two overlapping digits, made from digits", "1,437,000 + 360,000", (1, 36, 36), 10
     ),
     "folder": Entry(
-        load_pictures,
-        "your own images: folder:PATH, with a sub-folder for each class",
-        "yours",
-        None,
-        None,
-        "PATH",
+        load_pictures, "your own images: folder:PATH, with a sub-folder for each class", "yours", None, None, "PATH"
     ),
-    "csv": Entry(
-        load_pictures,
-        "your own images: csv:FILE, with columns path and label",
-        "yours",
-        None,
-        None,
-        "FILE",
-    ),
+    "csv": Entry(load_pictures, "your own images: csv:FILE, with columns path and label", "yours", None, None, "FILE"),
     "npz": Entry(
-        load_npz,
-        "your own arrays: npz:FILE, with x_train, y_train, x_test, y_test",
-        "yours",
-        None,
-        None,
-        "FILE",
+        load_npz, "your own arrays: npz:FILE, with x_train, y_train, x_test, y_test", "yours", None, None, "FILE"
     ),
 }
 

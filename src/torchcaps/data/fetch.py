@@ -75,20 +75,13 @@ def _check(folder: Path, file: File) -> Checked:
             if size != file.size:
                 problem = f"has {size:,} bytes instead of {file.size:,}"
             else:
-                same = _sha256(stream) == file.sha256
+                same = hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
                 problem = "" if same else "is damaged (its checksum is wrong)"
     except BadFile as error:
         problem = error.reason
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     return Checked(file.name, not problem, problem)
-
-
-def _sha256(stream: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _to_stderr(line: str) -> None:
@@ -265,47 +258,22 @@ def _from_mirror(intake: _Intake, facts: Source, mirror: str, progress: bool) ->
 
 
 def _download(address: str, target: Path, limit: int, progress: bool) -> None:
-    bar = _Bar(target.name) if progress and sys.stderr.isatty() else None
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     received = 0
-    try:
-        with (
-            requests.get(address, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS)) as response,
-            target.open("xb") as file,
-        ):
-            response.raise_for_status()
-            if bar:
-                bar.expect(response.headers.get("content-length", ""))
-            for chunk in response.iter_content(1 << 16):
-                received += len(chunk)
-                if received > limit:
-                    raise ValueError(f"sends more than the {limit:,} bytes it can have")
-                file.write(chunk)
-                if bar:
-                    bar.update(len(chunk))
-    finally:
-        if bar:
-            bar.close()
-
-
-class _Bar:
-    """A progress bar on standard error."""
-
-    def __init__(self, label: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task(label, total=None)
-        self._progress.start()
-
-    def expect(self, size: str) -> None:
-        """Take the size from what the server says, if it says anything useful."""
-        if size.isdecimal() and len(size) < 16:
-            self._progress.update(self._task, total=int(size) or None)
-
-    def update(self, size: int) -> None:
-        self._progress.advance(self._task, size)
-
-    def close(self) -> None:
-        self._progress.stop()
+    with (
+        Progress(*columns, console=Console(stderr=True), disable=not (progress and sys.stderr.isatty())) as bar,
+        requests.get(address, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS)) as response,
+        target.open("xb") as file,
+    ):
+        response.raise_for_status()
+        size = response.headers.get("content-length", "")  # if the server says anything useful
+        task = bar.add_task(target.name, total=int(size) or None if size.isdecimal() and len(size) < 16 else None)
+        for chunk in response.iter_content(1 << 16):
+            received += len(chunk)
+            if received > limit:
+                raise ValueError(f"sends more than the {limit:,} bytes it can have")
+            file.write(chunk)
+            bar.advance(task, len(chunk))
 
 
 def _from_package(intake: _Intake, package: Package) -> None:

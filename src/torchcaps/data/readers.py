@@ -108,10 +108,9 @@ def _read_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -
     name = member.filename.removesuffix(".npy")
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(
+            version
+        )
         if read_header is None:
             raise ValueError(f"{name} has the unknown version {version}")
         shape, by_columns, kind = read_header(stream)

@@ -29,6 +29,7 @@ from torchcaps.training.result import RunResult
 OPEN = (None, "auto")
 """What is decided when a run starts, from its data."""
 RESULTS, CURVES = "results.csv", "curves.csv.gz"
+VIEWS = "views.json"
 LARGEST_TABLE = 2**28
 Key = tuple[str, str]
 """Experiment and run."""
@@ -124,11 +125,13 @@ def collect(root: Path, *, experiment: str) -> Results:
         folder = RunFolder.open(path.parent)
         result = RunResult.read(path)
         run = path.parent.relative_to(root)
+        views = path.parent / VIEWS
         row = RunRow(
             **result.to_mapping(),
             experiment=experiment,
             run=run.as_posix(),
             method=run.parent.name or result.routing or result.model,
+            views_error_percent=read_record(views, "error_percent")["error_percent"] if views.exists() else None,
             settings=changed_settings(folder.config()),
         )
         results.add(row, folder.read_metrics())

@@ -44,20 +44,11 @@ class ConvMatrixCapsules(nn.Module):
     poses on, plus noise, which tells the types apart.
     """
 
-    def __init__(
-        self,
-        input_types: int,
-        types: int,
-        routing: EMRouting,
-        *,
-        kernel: int = 3,
-        stride: int = 1,
-        weight_std: float = 0.1,
-    ) -> None:
+    def __init__(self, input_types: int, types: int, routing: EMRouting, *, kernel: int = 3, stride: int = 1) -> None:
         super().__init__()
         self.kernel = kernel
         self.stride = stride
-        self.weight = _matrices(kernel, kernel, input_types, types, std=weight_std)
+        self.weight = _matrices(kernel, kernel, input_types, types)
         self.routing = routing
         routing.connect(kernel * kernel * input_types, types, POSE)
 
@@ -107,17 +98,10 @@ class ClassMatrixCapsules(nn.Module):
     """(4, 4, H, W, 1) what coordinate addition adds."""
 
     def __init__(
-        self,
-        input_types: int,
-        classes: int,
-        routing: EMRouting,
-        *,
-        rows: Sequence[float],
-        columns: Sequence[float],
-        weight_std: float = 0.1,
+        self, input_types: int, classes: int, routing: EMRouting, *, rows: Sequence[float], columns: Sequence[float]
     ) -> None:
         super().__init__()
-        self.weight = _matrices(input_types, classes, std=weight_std)
+        self.weight = _matrices(input_types, classes)
         self.routing = routing
         routing.connect(len(rows) * len(columns) * input_types, classes, POSE)
         offsets = torch.zeros(SIDE, SIDE, len(rows), len(columns), 1)
@@ -139,5 +123,5 @@ def _as_matrices(poses: Tensor) -> Tensor:
     return poses.reshape(*poses.shape[:-1], SIDE, SIDE)
 
 
-def _matrices(*sizes: int, std: float) -> nn.Parameter:
-    return nn.Parameter(torch.eye(SIDE) + std * torch.randn(*sizes, SIDE, SIDE))
+def _matrices(*sizes: int) -> nn.Parameter:
+    return nn.Parameter(torch.eye(SIDE) + 0.1 * torch.randn(*sizes, SIDE, SIDE))

@@ -108,9 +108,7 @@ def make_app(
     async def analyse(given: wire.AnalyseRequest) -> wire.Answers:
         check_label(given.label)
         pixels = wire.pixels_of(given.image, network.image_shape)
-        answers = await desk.turn(
-            lambda: [wire.answer_of(model.analyse(pixels, given.label)) for model in models],
-        )
+        answers = await desk.turn(lambda: [wire.answer_of(model.analyse(pixels, given.label)) for model in models])
         return wire.Answers(answers=answers)
 
     @app.post("/api/decode")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from torchcaps.errors import UserError
-from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.base import Network, standardised
 from torchcaps.models.capsnet import CapsuleNetwork
@@ -86,7 +85,8 @@ class ServedModel:
         """The same network for many images at a time."""
         if isinstance(self.network, CapsuleNetwork) and isinstance(self.network.front, ImageCapsules):
             self.many = network.folded()
-            self.network.front = OneImageFront(self.network.front)
+            # The fast algorithm pays for batches; one image takes least with channels last.
+            self.network.front = copy.deepcopy(network.front).to(memory_format=torch.channels_last)
         self.curves = dict(curves or {})
         self.error_percent = error_percent
         with torch.inference_mode():
@@ -175,26 +175,6 @@ class ServedModel:
             return self.network.explain(blank).maps is not None
         except NotImplementedError:  # a routing that does not tell its coefficients
             return False
-
-
-class OneImageFront(ImageCapsules):
-    """The convolutions of :class:`ImageCapsules`, for one image at a time.
-
-    The fast algorithm pays for batches; one image takes least with channels last.
-    """
-
-    def __init__(self, front: ImageCapsules) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(front.__dict__)
-        for convolution in (self.first, self.second):
-            weight = convolution.weight.detach().contiguous(memory_format=torch.channels_last)
-            convolution.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, images: Tensor) -> Capsules:
-        """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
-        hidden = F.leaky_relu(self.first(images), self.negative_slope)
-        maps: Tensor = self.second(hidden.contiguous(memory_format=torch.channels_last))
-        return capsules_from_totals(maps.permute(0, 2, 3, 1).reshape(len(images), -1, self.size))
 
 
 def check_side_by_side(models: Sequence[ServedModel]) -> None:

@@ -71,12 +71,7 @@ class ExportReport:
 
 
 def export(
-    network: Network,
-    path: Path | str,
-    *,
-    to: str = "onnx",
-    precision: str = "float32",
-    images: Tensor | None = None,
+    network: Network, path: Path | str, *, to: str = "onnx", precision: str = "float32", images: Tensor | None = None
 ) -> ExportReport:
     """Write a network to a file for other programs, and compare the two.
 

@@ -24,10 +24,11 @@ from torchcaps.trained.card import card, stored_files, write_card
 from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded, with_errors
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
+from torchcaps.trained.scores import score
 from torchcaps.training.checkpoint import changes
 from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.environment import make_fabric
-from torchcaps.training.evaluation import Evaluation, disagreements, evaluate
+from torchcaps.training.evaluation import Evaluation, evaluate
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import default_threads
 from torchcaps.training.plan import Plan
@@ -73,12 +74,7 @@ class TrainedRun:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        own: Own | None = None,
-        accelerator: str = "auto",
-        threads: int | None = None,
+        self, path: Path, *, own: Own | None = None, accelerator: str = "auto", threads: int | None = None
     ) -> None:
         self.folder = RunFolder.open(path)
         torch.set_num_threads(threads or default_threads())
@@ -163,14 +159,12 @@ class TrainedRun:
         path = out or Path(f"{self.folder.path.resolve()}-pruned")
         RunFolder.check_free(path)
         plan = self.plan(data_folder=data_folder)
-        changed = disagreements(
-            self.network.folded(),
-            smallest.folded(),
-            plan.data.test,
-            fabric=self.fabric,
-            augmentation=plan.augmentation,
-            limit=plan.evaluation_limit(plan.data.test),
-        )
+        test, limit = plan.data.test, plan.evaluation_limit(plan.data.test)
+        answers = [
+            score([network.folded()], test, augmentation=plan.augmentation, limit=limit).found
+            for network in (self.network, smallest)
+        ]
+        changed = int((answers[0] != answers[1]).any(1).sum())
         before, after = (self._measured(plan, network) for network in (self.network, smallest))
         report = PruningReport(path, pruned.capsules_removed, pruned.types_removed, changed, before, after)
         smaller = RunFolder.create(path, self.folder.config())

@@ -188,9 +188,7 @@ class RunConfig(Settings):
     devices: int = setting("processes, one for each device", default=1, least=1, most=4096)
     accelerator: str = setting("auto, cpu, cuda, mps: whatever Lightning Fabric knows", default="auto")
     precision: str = setting(
-        "Lightning Fabric's name for it",
-        default="32-true",
-        choices=("32-true", "bf16-mixed", "16-mixed", "64-true"),
+        "Lightning Fabric's name for it", default="32-true", choices=("32-true", "bf16-mixed", "16-mixed", "64-true")
     )
     out: str | None = setting("folder for the run [runs/DATA-ROUTING-TIME]", default=None)
     log_every: int = setting("steps between rows of metrics.csv", default=20, least=1, most=MANY)

@@ -25,8 +25,6 @@ class Evaluation:
     """Images for which the classes found are not exactly the classes shown."""
     confusion: Tensor
     """(J, J) true classes by predicted ones."""
-    length_right: float
-    length_wrong: float
     seconds: float
 
     @property
@@ -74,7 +72,7 @@ def evaluate(
         world_size=fabric.world_size,
     )
     confusion = torch.zeros(classes, classes, device=fabric.device)
-    totals = torch.zeros(4, device=fabric.device)  # images, errors, lengths right and wrong
+    totals = torch.zeros(2, device=fabric.device)  # images, errors
     started = time.perf_counter()
     for batch in batches:
         batch = batch.on(fabric.device)
@@ -84,30 +82,8 @@ def evaluate(
         shown = presence(batch.labels, classes)
         found = presence(network.found(capsules), classes)
         confusion += confusion_matrix(shown, found)
-        absent = 1 - shown
-        totals += torch.stack(
-            [
-                torch.tensor(float(len(lengths)), device=fabric.device),
-                (shown != found).any(1).sum(),
-                ((lengths * shown).sum(1) / shown.sum(1)).sum(),
-                ((lengths * absent).sum(1) / absent.sum(1)).sum(),
-            ]
-        )
+        totals += torch.stack([totals.new_tensor(len(lengths)), (shown != found).any(1).sum()])
     confusion = fabric.all_reduce(confusion, reduce_op="sum")  # type: ignore[assignment]
-    images, errors, right, wrong = fabric.all_reduce(totals, reduce_op="sum").tolist()  # type: ignore[union-attr]
+    images, errors = fabric.all_reduce(totals, reduce_op="sum").tolist()  # type: ignore[union-attr]
     seconds = time.perf_counter() - started
-    return Evaluation(int(images), int(errors), confusion.cpu(), right / images, wrong / images, seconds)
-
-
-@torch.inference_mode()
-def disagreements(
-    first: Network, second: Network, split: Split, *, fabric: Fabric, augmentation: Augmentation, limit: int | None
-) -> int:
-    """How many images of a split two networks find different classes for."""
-    different = 0
-    batches = evaluation_batches(split, batch_size=first.evaluation_batch, augmentation=augmentation, limit=limit)
-    for batch in batches:
-        images = batch.on(fabric.device).images
-        found = [presence(network.found(network(images).capsules), len(network.classes)) for network in (first, second)]
-        different += int((found[0] != found[1]).any(1).sum())
-    return different
+    return Evaluation(int(images), int(errors), confusion.cpu(), seconds)

@@ -28,9 +28,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 _PlainLoader.add_implicit_resolver(  # YAML reads 1e-3 as a text
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 

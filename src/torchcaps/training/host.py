@@ -61,11 +61,14 @@ def default_threads(processes: int = 1) -> int:
 
 def cpu_name() -> str:
     """The processor's name as the operating system tells it."""
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_info(field: str) -> str:
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine()
+        if found := re.search(rf"^{field}\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1].strip()
+    return ""
 
 
 def versions() -> dict[str, str]:
@@ -88,8 +91,5 @@ def commit() -> str | None:
 
 def cpu_features() -> list[str]:
     """The vector instructions that matter for speed, as far as the operating system tells."""
-    with contextlib.suppress(OSError):
-        flags = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if flags:
-            return [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if name in flags[1].split()]
-    return []
+    flags = _cpu_info("flags").split()
+    return [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]

@@ -84,10 +84,7 @@ def _smoke(benchmark: Benchmark, method: str) -> Values:
     }
 
 
-_SEVERAL = {
-    "mnist": ("dr", "l2", "l1-fc"),
-    "fashion-mnist": ("dr", "l2-fc", "l1-fc", "uniform-fc"),
-}
+_SEVERAL = {"mnist": ("dr", "l2", "l1-fc"), "fashion-mnist": ("dr", "l2-fc", "l1-fc", "uniform-fc")}
 BUDGETS = {
     "smoke": Budget(
         "tiny networks on embedded stand-ins, to see that everything works", _smoke, rounds=1, batch_size=8

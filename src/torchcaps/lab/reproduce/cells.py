@@ -14,7 +14,7 @@ from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.budgets import BUDGETS
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, Benchmark
-from torchcaps.lab.results import agrees, changed_settings
+from torchcaps.lab.results import VIEWS, agrees, changed_settings
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.defaults import filled_in
 from torchcaps.training.files import to_yaml
@@ -52,6 +52,11 @@ class Cell:
     def lock(self) -> Path:
         """Held by whoever has this cell trained."""
         return self.root / f"{self.name}.lock"
+
+    @property
+    def views(self) -> Path:
+        """The error with several views of an image averaged."""
+        return self.folder.path / VIEWS
 
     @property
     def done(self) -> bool:

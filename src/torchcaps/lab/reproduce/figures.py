@@ -17,15 +17,7 @@ from scipy.special import stdtrit  # scipy.stats takes a second to import
 from torchcaps.lab.reproduce.paper import METHODS, Benchmark
 from torchcaps.lab.results import Curve, Results, RunRow
 
-COLOURS = {
-    "dr": "C7",
-    "l2": "C0",
-    "l1": "C1",
-    "l2-fc": "C9",
-    "l1-fc": "C3",
-    "uniform": "C2",
-    "uniform-fc": "C2",
-}
+COLOURS = {"dr": "C7", "l2": "C0", "l1": "C1", "l2-fc": "C9", "l1-fc": "C3", "uniform": "C2", "uniform-fc": "C2"}
 
 
 @dataclass(frozen=True)

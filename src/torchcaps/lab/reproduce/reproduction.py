@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 from rich.console import Console
 
+from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.lab.bench.measure import check_threads
 from torchcaps.lab.reproduce.cells import Cell, all_cells, select
@@ -21,6 +23,8 @@ from torchcaps.lab.reproduce.report import RUNTIME, Report
 from torchcaps.lab.reproduce.runtime import measure_runtime
 from torchcaps.lab.reproduce.worker import Execution
 from torchcaps.lab.results import RESULTS, Results, agrees, collect, read_record
+from torchcaps.trained.run import TrainedRun
+from torchcaps.trained.scores import score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,9 @@ class Reproduction:
         display = CellDisplay(console, cells)
         failures = run_cells(cells, execution=self.execution, ray_address=self.ray_address, display=display)
         self._write_report()  # before what else may go wrong
+        for cell in cells:
+            if cell.done and not cell.views.exists():
+                self._average_views(cell)
         self._measure(console)
         report = self._write_report()
         display.say(f"The report is {report.folder / 'report.md'} and {report.folder / 'report.html'}")
@@ -117,6 +124,16 @@ class Reproduction:
     def _reconstruction_pair(self) -> tuple[Cell, Cell]:
         by_method = {cell.method: cell for cell in reversed(self._cells()) if cell.benchmark.data == "fashion-mnist"}
         return by_method["dr"], by_method["l2-fc"]
+
+    def _average_views(self, cell: Cell) -> None:
+        """The error with moved images averaged, and mirrored ones where the cell was trained with them."""
+        trained = TrainedRun(cell.folder.path, threads=self.execution.threads)
+        plan = trained.plan(data_folder=self.execution.data_folder)
+        views = ("shift",) if plan.config.augmentation.flip == "none" else ("flip", "shift")
+        test, limit = plan.data.test, plan.evaluation_limit(plan.data.test)
+        scores = score([trained.network.folded()], test, augmentation=plan.augmentation, views=views, limit=limit)
+        content = json.dumps({"views": views, "error_percent": scores.error_percent})
+        write_atomically(cell.views, content.encode())
 
     def _measure(self, console: Console) -> None:
         """The figures that are no matter of error rates."""
