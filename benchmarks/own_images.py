@@ -34,19 +34,7 @@ from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = [
-    "folder",
-    "seed",
-    "torchcaps",
-    "cnn",
-    "svm",
-    "logistic",
-    "images",
-    "steps",
-    "seconds",
-    "memory_mb",
-    "processor",
-]
+COLUMNS = ["folder", "seed", "torchcaps", "cnn", "svm", "logistic", "images", "steps", "seconds", "memory_mb"]
 Pictures = Iterator[tuple[str, Image.Image]]
 """Class and picture."""
 

@@ -42,7 +42,7 @@ def data_of(images: int, *, validation: int = 0) -> DataSet:
     return DataSet.from_arrays(*shapes(images), *shapes(30, seed=1), validation=validation)
 
 
-@pytest.mark.parametrize(("images", "batch", "least_steps"), [(9, 8, 1250), (60, 8, 1250), (300, 16, 625)])
+@pytest.mark.parametrize(("images", "batch", "least_steps"), [(9, 9, 1112), (60, 16, 625), (300, 16, 625)])
 def test_few_images_get_small_batches_and_enough_steps(images, batch, least_steps):
     plan = Plan.of(config_of(**SMALL), data_of(images))
     assert plan.config.run.batch_size == batch
@@ -133,7 +133,7 @@ def test_the_header_says_what_was_chosen():
         "3 classes",
         "60 train",
         "l2 routing, paper stem",
-        "steps of 8 images (",
+        "steps of 16 images (",
         "epochs), muon",
         "GB",
         "runs/x",

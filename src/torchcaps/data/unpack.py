@@ -43,7 +43,7 @@ def contents(path: Path) -> Iterator[Named]:
                 process.kill()  # it may still be writing what nobody wants
         return
     with open_regular(path) as stream:
-        name, content = _decompressed(path.name, cast(io.BufferedReader, stream))
+        name, content = _decompressed(path.name, stream)
         if name.endswith((".tar", ".tgz")):
             yield from _members(content)
         else:

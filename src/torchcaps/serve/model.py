@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -86,7 +87,8 @@ class ServedModel:
         if isinstance(self.network, CapsuleNetwork) and isinstance(self.network.front, ImageCapsules):
             self.many = network.folded()
             # The fast algorithm pays for batches; one image takes least with channels last.
-            self.network.front = copy.deepcopy(network.front).to(memory_format=torch.channels_last)
+            self.network.front = copy.deepcopy(cast(CapsuleNetwork, network).front)
+            self.network.front.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.curves = dict(curves or {})
         self.error_percent = error_percent
         with torch.inference_mode():

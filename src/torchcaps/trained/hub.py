@@ -28,6 +28,10 @@ except ImportError as error:
     raise UserError("The hub's conventions need another package: pip install 'torchcaps[hub]'.") from error
 
 CONFIG = "config.json"
+OPTIONS = {
+    *("routing", "backbone", "device"),
+    *("revision", "cache_dir", "token", "force_download", "local_files_only"),
+}
 
 
 class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-classification"):
@@ -64,6 +68,8 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
                 ``cache_dir``, ``token``, ``force_download``, ``local_files_only``.
         """
         place = str(pretrained_model_name_or_path)
+        if unknown := options.keys() - OPTIONS:
+            raise UserError(f"from_pretrained has no option {', '.join(sorted(unknown))}.")
         try:
             return super().from_pretrained(place, **options)
         except UserError:
@@ -85,11 +91,8 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
         routing: type[Routing] | None = None,
         backbone: Callable[[], nn.Module] | None = None,
         device: torch.device | str = "cpu",
-        **others: Any,
+        **unused: Any,  # what the description of a network says
     ) -> Self:
-        unknown = others.keys() - {"proxies", "resume_download"}  # which earlier releases of the hub's package pass on
-        if unknown:
-            raise UserError(f"from_pretrained has no option {', '.join(sorted(unknown))}.")
         file = Path(model_id) / MODEL_FILE
         if not Path(model_id).is_dir():
             file = Path(

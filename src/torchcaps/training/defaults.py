@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchcaps.training.config import DEFAULT_EPOCHS, DEFAULT_WARMUP, TrainingConfig
 
 LARGEST_BATCH = 128
-SMALLEST_BATCH = 8
+SMALLEST_BATCH = 16
 FEWEST_STEPS = 200
 """Steps that a network needs, however few images there are."""
 FEWEST_SHOWN = 10_000
@@ -17,15 +17,15 @@ UNEVEN = 5
 
 
 def default_batch_size(images: int, devices: int = 1) -> int:
-    """The largest power of two with at least ten batches in an epoch, from 8 to 128.
+    """The largest power of two with at least ten batches in an epoch, from 16 to 128; or all images.
 
     >>> [default_batch_size(images) for images in (60_000, 1437, 267, 40)]
-    [128, 128, 16, 8]
+    [128, 128, 16, 16]
     """
     size = SMALLEST_BATCH
     while size < LARGEST_BATCH and size * 2 * 10 <= images:
         size *= 2
-    return -(-size // devices) * devices
+    return -(-min(size, max(1, images)) // devices) * devices
 
 
 def default_epochs(images: int, batch_size: int) -> int:
