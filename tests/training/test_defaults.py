@@ -59,7 +59,7 @@ def test_what_is_chosen_is_kept():
 def test_a_handful_of_pictures_is_learned_at_the_first_try(tmp_path):
     path = fit(config_of(out=str(tmp_path / "run"), **SMALL), data=data_of(60))
     assert RunResult.read(RunFolder(path).result).test_error_percent < 10
-    assert RunFolder(path).config().run.batch_size == 8  # the resolved values are written
+    assert RunFolder(path).config().run.batch_size == 16  # the resolved values are written
 
 
 def test_the_best_state_on_the_validation_images_is_used(tmp_path):
