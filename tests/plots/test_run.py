@@ -53,5 +53,5 @@ def test_curves_and_confusion_can_be_drawn_with_gaps_in_the_metrics(tmp_path):
         for step in (1, 2, 3)
     ]
     plots.curves(rows).savefig(tmp_path / "curves.png")
-    evaluation = Evaluation(10, 2, torch.tensor([[3.0, 1, 0], [0, 3, 0], [1, 0, 2]]), 0.5, 0.1, 1.0)
+    evaluation = Evaluation(10, 2, torch.tensor([[3.0, 1, 0], [0, 3, 0], [1, 0, 2]]), 1.0)
     plots.confusion(evaluation, CLASSES).savefig(tmp_path / "confusion.png")

@@ -153,14 +153,13 @@ def test_uneven_classes_are_shown_equally_often_and_it_is_said():
     assert Plan.of(config_of(class_weights="balanced", **SMALL), data).config.data.sampling == "even"
 
 
-def test_a_class_that_is_never_found_is_named_and_one_checkpoint_is_left(tmp_path, capsys):
+def test_a_class_that_is_never_found_is_named(tmp_path, capsys):
     config = config_of(out=str(tmp_path / "run"), steps=2, learning_rate=0.0, matrix_rate=0.0, gamma=0.0, **SMALL)
     images, labels = shapes(60)
-    path = fit(config, data=DataSet.from_arrays(images, labels, images[:1], labels[:1], classes=["a", "b", ":one:"]))
+    fit(config, data=DataSet.from_arrays(images, labels, images[:1], labels[:1], classes=["a", "b", ":one:"]))
     said = capsys.readouterr().out
     assert "No test image was taken for" in said
     assert ":one:" in said  # which is no emoji
-    assert len(RunFolder(path).checkpoints.paths()) == 1
 
 
 def test_batches_that_show_no_class_are_no_trouble(tmp_path):

@@ -48,6 +48,14 @@ class AlternatingTrainer:
         self.average: dict[str, Tensor] | None = None
         if config.optimiser.average:
             self.average = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        self._first_states = {
+            prefix: {
+                (index, name): tensor.shape
+                for index, state in first.state_dict()["state"].items()
+                for name, tensor in state.items()
+            }
+            for prefix, first in self._optimisers().items()
+        }
 
     def step(self, batch: Batch, step: int) -> Tensor:
         """One iteration of Algorithm 1; returns the :data:`STATISTICS` of its batch."""
@@ -196,7 +204,7 @@ class AlternatingTrainer:
             for name, tensor in _within(tensors, prefix).items():
                 index, _, entry = name.partition(".")
                 state.setdefault(int(index), {})[entry] = tensor
-            _check_state(optimiser, state)
+            _check_state(optimiser, state, self._first_states[prefix])
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
     def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
@@ -206,15 +214,17 @@ class AlternatingTrainer:
         return optimisers
 
 
-def _check_state(optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]) -> None:
-    """Whether the state is one for these parameters: what is there from the start, numbers, and tensors like them."""
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    for index, entries in state.items():
-        for name, tensor in entries.items():
-            known = 0 <= index < len(parameters)
-            expected = optimiser.state[parameters[index]].get(name, parameters[index]) if known else tensor
-            if not known or (tensor.ndim and tensor.shape != expected.shape):
-                raise ValueError(f"the optimiser has no {index}.{name!a} of shape {tuple(tensor.shape)}")
+def _check_state(
+    optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]], first: dict[tuple[int, str], torch.Size]
+) -> None:
+    """Whether the state is one for these parameters: what was there at first, numbers, and tensors like them."""
+    shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
+    given = {(index, name): tensor.shape for index, entries in state.items() for name, tensor in entries.items()}
+    for index, name in first.keys() | given.keys():
+        known = 0 <= index < len(shapes)
+        allowed = [first[index, name]] if (index, name) in first else [torch.Size(), shapes[index]] if known else []
+        if given.get((index, name)) not in allowed:
+            raise ValueError(f"the optimiser has no {index}.{name!a} of shape {given.get((index, name))}")
 
 
 def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

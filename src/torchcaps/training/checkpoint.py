@@ -34,11 +34,7 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         write_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **state})
         sweep(self.folder)
-        self.forget_old(KEPT)
-
-    def forget_old(self, kept: int = 1) -> None:
-        """Leave only the newest."""
-        for path in self.paths()[:-kept]:
+        for path in self.paths()[:-KEPT]:
             path.unlink()
 
     def restamp(self, settings: dict[str, Any]) -> None:

@@ -404,7 +404,6 @@ class _Run:
             versions=versions(),
             commit=commit(),
         ).write(self.folder.result)
-        self.folder.checkpoints.forget_old()
         for callback in self.callbacks:
             callback.on_finish(Finished(self.folder, self.plan, network, test))
 
