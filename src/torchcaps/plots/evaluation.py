@@ -43,7 +43,7 @@ def calibration(scores: Scores) -> Figure:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("length of the longest class capsule")
     axes.set_ylabel("share of right answers")
-    points = f"{len(parts)} points of {parts[0].images} images" if len(parts) > 1 else "one point"
+    points = f"{len(parts)} points, {len(scores.lengths)} images"
     axes.set_title(f"mean distance {scores.calibration_error():.3f} ({points})", size=10)
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)

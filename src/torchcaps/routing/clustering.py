@@ -50,8 +50,7 @@ def clustering_coefficients(
     logits: Tensor | None = None
     for _ in range(iterations - 1):
         pull = votes.agreement(best_directions(votes.combine(coefficients))) / alpha
-        accumulate = logits is not None and regulariser == "divergence"
-        logits = logits + pull if accumulate else pull  # type: ignore[operator]
+        logits = pull if logits is None or regulariser == "entropy" else logits + pull
         coefficients = logits.softmax(2)  # as best_coefficients, without rounding
     return coefficients
 

@@ -40,6 +40,9 @@ from torchcaps.training.result import RunResult
 from torchcaps.training.schedule import rate_factor
 from torchcaps.training.watch import Watch
 
+MOST_EVALUATIONS = 50
+"""On the way, unless others are asked for: of a few images an epoch is a few steps."""
+
 
 class Callback:
     """What is told about a run while it goes on; override what you need. Only the first process calls it."""
@@ -52,10 +55,6 @@ class Callback:
 
     def on_finish(self, finished: Finished) -> None:
         """The run is done, and its result written."""
-
-
-MOST_EVALUATIONS = 50
-"""On the way, unless others are asked for: of a few images an epoch is a few steps."""
 
 
 class Interrupted(UserError):
