@@ -62,7 +62,7 @@ def test_pruned_networks_are_explained_too():
     whole = network_of(ROUTINGS["l1"]())
     count = len(whole.layers[0].weight)
     network = CapsuleNetwork.from_config(
-        whole.config.replace(kept_capsules=tuple(range(0, count, 2))), whole.task, ROUTINGS["l1"]()
+        whole.config.replace(kept_capsules=tuple(range(0, count, 2))), whole.task, routing=ROUTINGS["l1"]()
     )
     explanation = network.explain(torch.rand(2, 1, 22, 20))
     torch.testing.assert_close(explanation.by_place.sum((2, 3, 4)), explanation.lengths, rtol=1e-4, atol=1e-6)

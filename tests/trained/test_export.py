@@ -14,7 +14,7 @@ from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.cnn import ConvolutionalNetwork
 from torchcaps.models.matrix import MatrixCapsuleNetwork
-from torchcaps.models.packing import pack, packed, unpack
+from torchcaps.models.packing import pack, unpack
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.trained import export as exporting
@@ -148,11 +148,11 @@ def test_fewer_bits_make_smaller_files(tmp_path):
 
 def test_rounding_is_to_the_nearest_step_of_each_row():
     tensor = torch.randn(5, 4, 3) * torch.tensor([1e-6, 1.0, 0.0, 1e3, 1.0]).view(-1, 1, 1)
-    restored = packed(tensor, "int8").unpacked()
+    restored = unpack(pack({"weight": tensor}, "int8"))["weight"]
     steps = tensor.abs().flatten(1).amax(1).view(-1, 1, 1) / 127
     assert ((restored - tensor).abs() <= 0.5001 * steps).all()
     bias = torch.randn(7)
-    assert packed(bias, "int8").unpacked().equal(bias)
+    assert unpack(pack({"bias": bias}, "int8"))["bias"].equal(bias)
     state = {"weight": tensor, "bias": bias}
     assert unpack(pack(state, "int8")).keys() == state.keys()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class Network(nn.Module, ABC):
 
     evaluation_batch: int = 500
     """Images to classify at a time."""
+    config_class: ClassVar[type[ModelConfig]]
     config: ModelConfig
     """What it is built from."""
     decoder: Decoder | None
@@ -56,12 +58,37 @@ class Network(nn.Module, ABC):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: ModelConfig, task: TaskConfig) -> None:
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int | Sequence[str],
+        *,
+        labels_per_image: int = 1,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        **settings: Any,
+    ) -> None:
+        task = as_task(image_shape, classes, labels_per_image, mean, std)
+        self._begin(self.config_class.from_mapping(settings), task)
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, task: TaskConfig, **parts: Any) -> Self:
+        """The network that settings describe; ``parts`` are the objects it needs that no setting can name."""
+        network = cls.__new__(cls)
+        network._begin(config, task, **parts)
+        return network
+
+    def _begin(self, config: ModelConfig, task: TaskConfig, **parts: Any) -> None:
         super().__init__()
-        self.config = config
+        self.config = config.resolved(task)
         self.task = task
         self.register_buffer("mean", torch.tensor(task.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(task.std).view(-1, 1, 1), persistent=False)
+        self._build(**parts)
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Make the layers that ``config`` and ``task`` ask for."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -136,12 +163,8 @@ class Network(nn.Module, ABC):
             wanted = ", ".join(map(str, self.image_shape))
             given = f"{images.dtype} with shape {tuple(images.shape)}"
             raise ValueError(f"images must be numbers in [0, 1], (B, {wanted}), not {given}: prepare() makes them so")
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             parts = [self.forward(part).capsules for part in torch.split(images, self.evaluation_batch)]
-        finally:
-            self.train(was_training)
         found = torch.cat([self.found(capsules) for capsules in parts])
         lengths = check_answers(torch.cat([capsules.activations for capsules in parts]).float())
         return Prediction(found, lengths)
@@ -229,6 +252,17 @@ class Network(nn.Module, ABC):
         from torchcaps.trained.hub import Pretrained
 
         return Pretrained.from_pretrained(folder, **options).network
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within it the network is in evaluation mode."""
+    was_training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(was_training)
 
 
 def check_answers(lengths: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ class CapsuleNetwork(Network):
     torch.Size([2, 10])
     """
 
+    config_class = CapsNetConfig
     config: CapsNetConfig
     kept: Tensor | None
 
@@ -71,32 +72,13 @@ class CapsuleNetwork(Network):
         if backbone is not None:
             name = getattr(backbone, "__qualname__", type(backbone).__name__)
             settings = {"backbone": f"{backbone.__module__}:{name}", **settings}
-        config = CapsNetConfig.from_mapping(settings)
         task = as_task(image_shape, classes, labels_per_image, mean, std)
-        self._build(config, task, routing, backbone)
-
-    @classmethod
-    def from_config(
-        cls,
-        config: CapsNetConfig,
-        task: TaskConfig,
-        routing: Routing | Sequence[Routing] | None = None,
-        backbone: Callable[[], nn.Module] | None = None,
-    ) -> Self:
-        """The network that settings describe; ``backbone`` makes the stem if they name one."""
-        network = cls.__new__(cls)
-        network._build(config, task, routing, backbone)
-        return network
+        self._begin(CapsNetConfig.from_mapping(settings), task, routing=routing, backbone=backbone)
 
     def _build(
-        self,
-        config: CapsNetConfig,
-        task: TaskConfig,
-        routing: Routing | Sequence[Routing] | None,
-        backbone: Callable[[], nn.Module] | None,
+        self, routing: Routing | Sequence[Routing] | None = None, backbone: Callable[[], nn.Module] | None = None
     ) -> None:
-        config = config.resolved(task)
-        super().__init__(config, task)
+        config, task = self.config, self.task
         self.front = _front(config, task, backbone)
         self.map_shape = self.front.map_shape
         rows, columns, types = self.map_shape

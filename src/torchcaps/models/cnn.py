@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self, final
+from typing import final
 
 from torch import Tensor, nn
 
 from torchcaps.functional import Capsules, at_least_float32, presence
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
-from torchcaps.models.base import Network, as_task
-from torchcaps.models.config import CnnConfig, TaskConfig
+from torchcaps.models.base import Network
+from torchcaps.models.config import CnnConfig
 
 
 @final
@@ -33,29 +32,11 @@ class ConvolutionalNetwork(Network):
     8217338
     """
 
+    config_class = CnnConfig
     config: CnnConfig
 
-    def __init__(
-        self,
-        image_shape: Sequence[int],
-        classes: int | Sequence[str],
-        *,
-        labels_per_image: int = 1,
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
-        **settings: Any,
-    ) -> None:
-        self._build(CnnConfig.from_mapping(settings), as_task(image_shape, classes, labels_per_image, mean, std))
-
-    @classmethod
-    def from_config(cls, config: CnnConfig, task: TaskConfig) -> Self:
-        """The network that settings describe."""
-        network = cls.__new__(cls)
-        network._build(config, task)
-        return network
-
-    def _build(self, config: CnnConfig, task: TaskConfig) -> None:
-        super().__init__(config, task)
+    def _build(self) -> None:
+        config, task = self.config, self.task
         # Its convolutions and their names are the capsule network's; one "capsule" holds all channels of a place.
         self.front = ImageCapsules(
             task.image_shape,

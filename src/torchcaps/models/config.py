@@ -161,7 +161,7 @@ class CapsNetConfig(ModelConfig):
 
         own = own or Own()
         routings = [routing.build(own.routing) for _ in range(len(self.layers) + 1)]
-        return CapsuleNetwork.from_config(self, task, routings, backbone=own.backbone)
+        return CapsuleNetwork.from_config(self, task, routing=routings, backbone=own.backbone)
 
 
 class MatrixConfig(ModelConfig):

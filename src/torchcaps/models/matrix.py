@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self, final
+from typing import final
 
 from torch import Tensor, nn
 
@@ -11,8 +10,8 @@ from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, spread_loss, spread_margin
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.matrix import POSE, ClassMatrixCapsules, ConvMatrixCapsules, PrimaryMatrixCapsules
-from torchcaps.models.base import Network, as_task
-from torchcaps.models.config import MatrixConfig, TaskConfig
+from torchcaps.models.base import Network
+from torchcaps.models.config import MatrixConfig
 from torchcaps.routing.em import EMRouting
 
 
@@ -38,29 +37,11 @@ class MatrixCapsuleNetwork(Network):
 
     evaluation_batch = 64  # EM routing holds the votes of all of them
 
+    config_class = MatrixConfig
     config: MatrixConfig
 
-    def __init__(
-        self,
-        image_shape: Sequence[int],
-        classes: int | Sequence[str],
-        *,
-        labels_per_image: int = 1,
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
-        **settings: Any,
-    ) -> None:
-        self._build(MatrixConfig.from_mapping(settings), as_task(image_shape, classes, labels_per_image, mean, std))
-
-    @classmethod
-    def from_config(cls, config: MatrixConfig, task: TaskConfig) -> Self:
-        """The network that settings describe."""
-        network = cls.__new__(cls)
-        network._build(config, task)
-        return network
-
-    def _build(self, config: MatrixConfig, task: TaskConfig) -> None:
-        super().__init__(config, task)
+    def _build(self) -> None:
+        config, task = self.config, self.task
         channels, *sides = task.image_shape
         rows, columns = (_receptive_fields(side) for side in sides)
         if not (rows and columns):

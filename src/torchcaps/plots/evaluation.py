@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.plots.run import Metrics, show_image
-from torchcaps.plots.text import plain
+from torchcaps.plots.parts import plain, show_image
+from torchcaps.plots.run import Metrics
 from torchcaps.trained.robustness import TRIALS
 from torchcaps.trained.scores import Scores
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.errors import UserError
-from torchcaps.models.base import Network
+from torchcaps.models.base import Network, evaluating
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.models.explain import Explanation
+from torchcaps.plots.parts import bare, pixels, plain, show_image
 
 FOR, AGAINST = "#2166ac", "#b2182b"
 """What speaks for a class is blue, what speaks against it red, as in the other pictures."""
@@ -58,12 +59,12 @@ def explanation(network: Network, image: Tensor, classes: Sequence[int] | None =
     bars = min(SHOWN_BARS, len(lengths))
     figure = Figure(figsize=(2.7 * sum(widths) + 0.3, max(2.9, 0.21 * bars + 0.9)), layout="constrained")
     axes = figure.subplots(1, columns, gridspec_kw={"width_ratios": widths})
-    _show(axes[0], image)
+    show_image(axes[0], image)
     axes[0].set_title("image", size=10)
     _bars(axes[1], network, lengths, found)
     if explained is None or maps is None:
         axes[2].set_axis_off()
-        axes[2].text(0.5, 0.5, _wrapped(sentence), ha="center", va="center", size=9)
+        axes[2].text(0.5, 0.5, textwrap.fill(sentence, 32), ha="center", va="center", size=9)
     else:
         for place, label in zip(axes[2:], wanted):
             reach = _reach(maps[0, label])
@@ -71,7 +72,7 @@ def explanation(network: Network, image: Tensor, classes: Sequence[int] | None =
             _map_title(place, network, explained, label)
             _colour_bar(figure, [place], reach)
     if title:
-        figure.suptitle(_label(title, 80), size=11)
+        figure.suptitle(plain(title, 80), size=11)
     return figure
 
 
@@ -108,15 +109,15 @@ def capsule_types(network: Network, image: Tensor, label: int, exciting: Excitin
         )
         if exciting is not None:
             for axes, patch in zip(grid[row][1:], patches(network, exciting, number, count)):
-                _show(axes, patch)
+                show_image(axes, patch)
     grid[0][0].set_title("in this image", size=8)
     if count:
         grid[0][1].set_title("training patches that excite it most", size=8, loc="left")
     _colour_bar(figure, [axes for row in grid for axes in row], reach)
     whole = float(explained.lengths[0, label])
-    name = _label(network.classes[label])
+    name = plain(network.classes[label], 30)
     head = f"what the strongest types add to the length {whole:.2f} of {name} before the squash"
-    figure.suptitle("\n".join(line for line in (_label(title, 80), head) if line), size=10)
+    figure.suptitle("\n".join(line for line in (plain(title, 80), head) if line), size=10)
     return figure
 
 
@@ -147,16 +148,16 @@ def sweep(
     same = bool((offsets == offsets[0]).all())
     for row in range(size):
         for column in range(steps):
-            _show(grid[row][column], drawn[row, column])
+            show_image(grid[row][column], drawn[row, column])
         own = "" if same else f"\n±{float(offsets[row, -1]):.2g}"
         grid[row][0].set_ylabel(f"{row + 1}{own}", size=8, rotation=0, ha="right", va="center")
     for column in range(steps):
         offset = float(offsets[0, column])
         if same:
             grid[0][column].set_title("as it is" if abs(offset) < 1e-9 else f"{offset:+.2f}", size=8)
-    name = _label(network.classes[label])
+    name = plain(network.classes[label], 30)
     head = f"capsule of {name}: each of its {size} components moved, one a row, and drawn"
-    figure.suptitle("\n".join(line for line in (_label(title, 80), head) if line), size=10)
+    figure.suptitle("\n".join(line for line in (plain(title, 80), head) if line), size=10)
     return figure
 
 
@@ -189,15 +190,11 @@ def usual_reach(network: Network, images: Tensor, label: int) -> Tensor | None:
     None if fewer than two of the images (N, C, H, W) are.
     """
     poses, found = [], []
-    was_training = network.training
-    network.eval()
-    try:
+    with evaluating(network):
         for part in torch.split(images, network.evaluation_batch):
             capsules = network(part.to(network.mean.device)).capsules
             poses.append(capsules.poses[:, label])
             found.append((network.found(capsules) == label).any(1))
-    finally:
-        network.train(was_training)
     chosen = torch.cat(poses)[torch.cat(found)]
     return 2 * chosen.std(0) if len(chosen) > 1 else None
 
@@ -248,19 +245,17 @@ def explained_or_why_not(network: Network, image: Tensor) -> tuple[Explanation |
     """The explanation of an image (C, H, W), and a sentence that says what there is none of."""
     if not isinstance(network, CapsuleNetwork):
         return None, _NO_TYPES
-    was_training = network.training
-    network.eval()
     try:
-        explained = network.explain(image[None].to(network.mean.device))
+        with evaluating(network):
+            explained = network.explain(image[None].to(network.mean.device))
     except NotImplementedError:
         return None, "This routing does not say with which coefficients it sums the votes: there is nothing to map."
-    finally:
-        network.train(was_training)
+    _, lengths, contributions, by_place, maps = explained
     on_cpu = explained._replace(
-        lengths=explained.lengths.cpu(),
-        contributions=explained.contributions.cpu(),
-        by_place=None if explained.by_place is None else explained.by_place.cpu(),
-        maps=None if explained.maps is None else explained.maps.cpu(),
+        lengths=lengths.cpu(),
+        contributions=contributions.cpu(),
+        by_place=None if by_place is None else by_place.cpu(),
+        maps=None if maps is None else maps.cpu(),
     )
     if on_cpu.maps is None:
         return on_cpu, "With capsule layers in between, contributions belong to no place of the image: there is no map."
@@ -268,13 +263,8 @@ def explained_or_why_not(network: Network, image: Tensor) -> tuple[Explanation |
 
 
 def _evaluated(network: Network, image: Tensor) -> Any:
-    was_training = network.training
-    network.eval()
-    try:
-        with torch.no_grad():
-            return network(image[None].to(network.mean.device)).capsules
-    finally:
-        network.train(was_training)
+    with evaluating(network), torch.no_grad():
+        return network(image[None].to(network.mean.device)).capsules
 
 
 def _answer(network: Network, image: Tensor) -> tuple[list[float], list[int]]:
@@ -292,7 +282,7 @@ def _bars(axes: Axes, network: Network, lengths: Sequence[float], found: Sequenc
     values = [lengths[label] for label in shown]
     colours = [FOR if label in found else "0.7" for label in shown]
     axes.barh(range(len(shown)), values, color=colours)
-    axes.set_yticks(range(len(shown)), [_label(network.classes[label], 14) for label in shown], size=8)
+    axes.set_yticks(range(len(shown)), [plain(network.classes[label], 14) for label in shown], size=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.tick_params(axis="x", labelsize=8)
@@ -304,23 +294,18 @@ def _map_title(axes: Axes, network: Network, explained: Explanation, label: int)
     shares = explained.contributions[0, :, label]
     positive, negative = float(shares.clamp_min(0).sum()), float(shares.clamp_max(0).sum())
     whole = float(explained.lengths[0, label])
-    name = _label(network.classes[label], 20)
+    name = plain(network.classes[label], 20)
     axes.set_title(f"{name}: {positive:.2f} − {-negative:.2f} = {whole:.2f}", size=10)
-
-
-def _show(axes: Axes, image: Tensor) -> None:
-    axes.imshow(_pixels(image), cmap="gray", vmin=0, vmax=1)
-    _bare(axes)
 
 
 def _overlay(axes: Axes, image: Tensor, values: Tensor, reach: float) -> None:
     """A map over a pale image: blue for, red against, the stronger the less of the image is seen."""
-    pale = 1 - 0.35 * (1 - _pixels(image))
+    pale = 1 - 0.35 * (1 - pixels(image))
     base = pale if pale.ndim == 3 else np.repeat(pale[:, :, None], 3, 2)
     strength = (values.cpu().double().nan_to_num() / reach).clamp(-1, 1).numpy()[:, :, None]
     colours = np.where(strength >= 0, to_rgb(FOR), to_rgb(AGAINST))
     axes.imshow(base * (1 - np.abs(strength)) + colours * np.abs(strength))
-    _bare(axes)
+    bare(axes)
 
 
 def _colour_bar(figure: Figure, axes: Sequence[Axes], reach: float) -> None:
@@ -328,21 +313,6 @@ def _colour_bar(figure: Figure, axes: Sequence[Axes], reach: float) -> None:
     bar = figure.colorbar(scale, ax=list(axes), shrink=0.8, pad=0.02, ticks=[-reach, 0, reach], format="{x:.2g}")
     bar.ax.tick_params(labelsize=7)
     bar.set_label("against   |   for, by pixel", size=8)
-
-
-def _bare(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
-def _pixels(image: Tensor) -> NDArray[np.float64]:
-    """(C, H, W) -> (H, W) or (H, W, 3) in [0, 1]; a standardised image is brought there."""
-    values = image.detach().cpu().double()
-    low, high = float(values.min()), float(values.max())
-    if low < -1e-6 or high > 1 + 1e-6:
-        values = (values - low) / max(high - low, 1e-12)
-    values = values.clamp(0, 1).nan_to_num()
-    return values[0].numpy() if len(values) == 1 else values.permute(1, 2, 0).numpy()
 
 
 def _reach(maps: Tensor) -> float:
@@ -353,15 +323,3 @@ def _reach(maps: Tensor) -> float:
 
 def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
-
-
-def _label(text: str, most: int = 30) -> str:
-    """A name as matplotlib can draw it: on one line, not too long, and no formula."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return (plain if len(plain) <= most else plain[: most - 1] + "…").replace("$", r"\$")
-
-
-def _wrapped(text: str) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, 32))

@@ -18,7 +18,7 @@ from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
 from torchcaps.models.base import Network
 from torchcaps.plots.files import save
-from torchcaps.plots.text import plain
+from torchcaps.plots.parts import bare, plain, show_image
 from torchcaps.process import say
 from torchcaps.routing.base import SharedRouting
 from torchcaps.training.evaluation import Evaluation
@@ -198,13 +198,6 @@ def _named(labels: Tensor, classes: Sequence[str]) -> str:
     return "+".join(plain(classes[label], 10) for label in labels.tolist() if label >= 0)
 
 
-def show_image(axes: Axes, image: Tensor) -> None:
-    pixels = image.permute(1, 2, 0).cpu().numpy()
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1)
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
 def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Figure:
     """Where each class gets its support and where it is held back, as maps over the image.
 
@@ -230,8 +223,7 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
         reach = max(1e-6, float(np.max(np.abs(np.array(maps) - centre))))
         for column, values in enumerate(maps):
             picture = grid[row][column].imshow(values, cmap="RdBu", vmin=centre - reach, vmax=centre + reach)
-            grid[row][column].set_xticks([])
-            grid[row][column].set_yticks([])
+            bare(grid[row][column])
         bar = figure.colorbar(picture, ax=list(grid[row]), shrink=0.8, pad=0.01)
         bar.ax.tick_params(labelsize=7)
         grid[row][0].set_ylabel(name, size=8)

@@ -16,7 +16,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ from torchcaps.atomic import check_replaceable
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.files import load
-from torchcaps.models.packing import PRECISIONS, packed
+from torchcaps.models.packing import check_precision, pack, unpack
 from torchcaps.routing.base import Routing
 from torchcaps.routing.registry import ROUTINGS
 
@@ -136,11 +136,6 @@ def export_path(folder: Path, to: str, precision: str) -> Path:
     return folder / "export" / f"model{'' if precision == 'float32' else f'-{precision}'}{FORMATS[to]}"
 
 
-def with_errors(report: ExportReport, before: float, after: float, images: int) -> ExportReport:
-    """The report with test errors in percent, measured on this many images."""
-    return replace(report, error_percent=(before, after), test_images=images)
-
-
 def rounded(network: Network, precision: str) -> Network:
     """A folded copy of a network whose weights are what a file of this precision stores: its answers are the file's."""
     return _rounded(network.folded(), precision)
@@ -184,22 +179,13 @@ class _Deployed(nn.Module):
     def __init__(self, network: Network, precision: str) -> None:
         super().__init__()
         self._network = [network]
-        self._held: dict[str, tuple[str, str | None]] = {}
-        for name, tensor in network.state_dict().items():
-            values, scale = packed(tensor, precision)
-            key = name.replace(".", "__")
-            self.register_buffer(key, values.contiguous())
-            if scale is not None:
-                self.register_buffer(f"{key}__scale", scale)
-            self._held[name] = key, None if scale is None else f"{key}__scale"
+        packed = pack(network.state_dict(), precision)
+        self._keys = {name: name.replace(".", "__") for name in packed}
+        for name, key in self._keys.items():
+            self.register_buffer(key, packed[name].contiguous())
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        state = {}
-        for name, (key, scale_key) in self._held.items():
-            values = getattr(self, key)
-            if values.dtype != torch.float32:
-                values = values.to(torch.float32)
-            state[name] = values if scale_key is None else values * getattr(self, scale_key)
+        state = unpack({name: getattr(self, key) for name, key in self._keys.items()})
         capsules = torch.func.functional_call(self._network[0], state, (image,)).capsules
         return capsules.activations, capsules.poses
 
@@ -304,8 +290,7 @@ def check_choices(to: str, precision: str) -> None:
     """Raise :class:`UserError` for a format or precision that there is not, or that needs what is not installed."""
     if to not in FORMATS:
         raise UserError(f"There is no format {to!a}: choose one of {', '.join(FORMATS)}.")
-    if precision not in PRECISIONS:
-        raise UserError(f"There is no precision {precision!a}: choose one of {', '.join(PRECISIONS)}.")
+    check_precision(precision)
     if to == "onnx":
         onnx_modules(*NEEDED)
 
@@ -313,7 +298,7 @@ def check_choices(to: str, precision: str) -> None:
 def _rounded(folded: Network, precision: str) -> Network:
     if precision == "float32":
         return folded
-    state = {name: packed(tensor, precision).unpacked() for name, tensor in folded.state_dict().items()}
+    state = unpack(pack(folded.state_dict(), precision))
     return folded.copy_with(state).folded()  # again: what was made of the weights must be made of these
 
 

@@ -54,7 +54,7 @@ def prune(network: Network) -> Pruned:
         layers=tuple((int(left.sum()), size) for left, (_, size) in zip(used[1:], network.config.layers)),
     )
     routings = [type(layer.routing)(**layer.routing.settings) for layer in layers]
-    smaller = CapsuleNetwork.from_config(config, network.task, routings).to(network.mean.device)
+    smaller = CapsuleNetwork.from_config(config, network.task, routing=routings).to(network.mean.device)
     channels = kept_types.repeat_interleave(config.primary_size)
     state = network.state_dict()
     for name in ("front.second.weight", "front.second.bias"):

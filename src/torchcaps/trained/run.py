@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from torchcaps.models.config import Own
 from torchcaps.models.files import load, trained_with
 from torchcaps.models.packing import pack, unpack
 from torchcaps.trained.card import card, stored_files, write_card
-from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded, with_errors
+from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.trained.scores import score
@@ -203,7 +203,8 @@ class TrainedRun:
             before, after = (
                 self.evaluate(plan, network=network) for network in (self.network, rounded(self.network, precision))
             )
-            report = with_errors(report, before.error_percent, after.error_percent, after.images)
+            errors = before.error_percent, after.error_percent
+            report = replace(report, error_percent=errors, test_images=after.images)
         self._write_card(report)
         return report
 
