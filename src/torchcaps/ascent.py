@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import softshrink
 from torch.optim.adam import adam
@@ -23,9 +24,9 @@ from torchcaps.functional import (
     at_least_float32,
     class_powers,
     class_signs,
+    classes_shown,
     l1_penalty,
     l2_penalty,
-    presence,
     ratio_signs,
     routing_objective,
 )
@@ -50,7 +51,8 @@ Reduce = Callable[[Tensor], Tensor]
 
 NO_GRAPH = (
     "The class capsules have no graph that leads to the coefficients. Call backward(retain_graph=True) on the loss "
-    "before, and step the weights after, or give the capsules of a new forward pass."
+    "before, and step the weights after, or give the capsules of a new forward pass of the same network. If its "
+    "coefficients were replaced, by load_state_dict(assign=True), make a new RoutingAscent."
 )
 
 
@@ -183,6 +185,8 @@ class GroupPenalty(Penalty):
 
     def __post_init__(self) -> None:
         _check_strength(self.strength)
+        if self.types is not None and (not isinstance(self.types, int) or self.types < 1):
+            raise ValueError(f"types must be a whole number from 1, not {self.types}")
 
     def shrink(self, coefficients: Tensor, gamma: float, layer: int) -> None:
         inputs, outputs = coefficients.shape
@@ -226,13 +230,15 @@ class RoutingAscent(torch.optim.Optimizer):
 
     Args:
         network: any module that has :class:`torchcaps.L2Routing` or :class:`torchcaps.L1Routing` inside.
-        gamma: γ, the size of a step. Not given in the paper.
+        gamma: γ, the size of a step. Not given in the paper. ``r`` has no bound: if coefficients grow without end, a
+            smaller γ delays it and :class:`FixedNorm` prevents it.
         objective: :class:`Difference` (the paper's), :class:`Balanced` or :class:`Ratio`.
         penalty: for all layers; without it, each layer's routing decides (:class:`L2Penalty` or :class:`L1Penalty` with
             its ``strength``).
         constraint: :class:`FixedNorm`, or None as in the paper.
         rule: "plain" as printed (Eq. gaobj2 and gaobj3), or "adam" as in the authors' early code.
-        reduce: for several processes, a function that gives the mean of a tensor over all of them.
+        reduce: for several processes, a function that gives the mean of a tensor over all of them; by default that of
+            ``torch.distributed``, if it is in use.
 
     Both readings of Algorithm 1 are possible. Fused, with one forward pass for both steps::
 
@@ -263,23 +269,29 @@ class RoutingAscent(torch.optim.Optimizer):
         rule: Literal["plain", "adam"] = "plain",
         reduce: Reduce | None = None,
     ) -> None:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network must be a module, not {type(network).__name__}")
         routings = [module for module in network.modules() if isinstance(module, DiscriminativeRouting)]
-        if not routings:
+        if not (routings and all(routing.connected for routing in routings)):
             raise ValueError(
-                "the network has no discriminative routing (L2Routing, L1Routing) whose coefficients ascend"
+                "the network has no layer with discriminative routing (L2Routing, L1Routing), whose coefficients ascend"
             )
-        if not 0 <= gamma < math.inf:
-            raise ValueError(f"gamma must be zero or more, and finite, not {gamma}")
-        for part, kind in ((objective, Objective), (penalty, Penalty), (constraint, FixedNorm)):
+        _check_gamma(gamma)
+        parts = {
+            "objective": (objective, Objective, "Balanced()"),
+            "penalty": (penalty, Penalty, "L2Penalty(1e-5)"),
+            "constraint": (constraint, FixedNorm, "FixedNorm()"),
+        }
+        for name, (part, kind, example) in parts.items():
             if not (part is None or isinstance(part, kind)):
-                raise TypeError(f"expected an object such as {kind.__name__}, not {part!r}")
+                raise TypeError(f"{name} must be an object such as {example}, not {part!r}")
         if rule not in ("plain", "adam"):
             raise ValueError(f"rule must be 'plain' or 'adam', not {rule!r}")
         self.objective = objective or Difference()
         self.penalties = [penalty or _own_penalty(routing) for routing in routings]
         self.constraint = constraint
         self.rule = rule
-        self.reduce = reduce or _alone
+        self.reduce = reduce or _over_processes
         # Required again, because load_state_dict(assign=True) brings tensors without a gradient.
         super().__init__([routing.coefficients.requires_grad_() for routing in routings], {"lr": gamma})
         if constraint is not None:
@@ -305,7 +317,15 @@ class RoutingAscent(torch.optim.Optimizer):
 
     @gamma.setter
     def gamma(self, value: float) -> None:
+        _check_gamma(value)
         self.param_groups[0]["lr"] = value
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of another ascent of the same kind."""
+        states = [state_dict["state"].get(number, {}) for number in range(len(self.coefficients))]
+        if self.constraint is not None and not all("norm" in state for state in states):
+            raise ValueError("the state has no norms: it is that of an ascent without FixedNorm")
+        super().load_state_dict(state_dict)
 
     def directions(self, capsules: Capsules, labels: Tensor) -> list[Tensor]:
         """∂r/∂b for every layer, for the batch of all processes. The graph of the forward pass is kept.
@@ -316,18 +336,28 @@ class RoutingAscent(torch.optim.Optimizer):
         """
         if not isinstance(capsules, Capsules):
             raise TypeError("give the class capsules: network(images).capsules")
-        if not capsules.totals.requires_grad:  # or the penalty alone would be followed
+        if not capsules.totals.requires_grad:
             raise RuntimeError(NO_GRAPH)
         totals = at_least_float32(capsules.totals)
-        shown = presence(labels, totals.shape[1]).to(totals.dtype)
+        shown = classes_shown(labels, totals).to(totals.dtype)
         weights = self.objective.weights(totals.detach(), shown, self.reduce)
-        values = [penalty.value(coefficients) for penalty, coefficients in zip(self.penalties, self.coefficients)]
+        # Penalties have variables of their own, or coefficients that the capsules do not depend on would follow them.
+        penalised = [coefficients.detach().requires_grad_() for coefficients in self.coefficients]
+        values = [penalty.value(coefficients) for penalty, coefficients in zip(self.penalties, penalised)]
         objective = routing_objective(totals, weights, [value for value in values if value is not None])
         try:
-            gradients = torch.autograd.grad(objective, self.coefficients, retain_graph=True)
+            gradients = torch.autograd.grad(
+                objective, [*self.coefficients, *penalised], retain_graph=True, allow_unused=True
+            )
         except RuntimeError as error:
             raise RuntimeError(NO_GRAPH) from error
-        return [self.reduce(gradient) for gradient in gradients]
+        ascending, held_back = gradients[: len(penalised)], gradients[len(penalised) :]
+        if any(gradient is None for gradient in ascending):
+            raise RuntimeError(NO_GRAPH)
+        return [
+            self.reduce(gradient if penalty is None else gradient + penalty)
+            for gradient, penalty in zip(ascending, held_back)
+        ]
 
     def step(self, capsules: Capsules, labels: Tensor) -> None:  # type: ignore[override]
         """Move all coefficients once, given the class capsules and labels of a forward pass.
@@ -341,7 +371,7 @@ class RoutingAscent(torch.optim.Optimizer):
     @torch.no_grad()
     def move(self, directions: Sequence[Tensor]) -> None:
         """One step of all coefficients along directions found earlier."""
-        for layer, (coefficients, direction) in enumerate(zip(self.coefficients, directions)):
+        for layer, (coefficients, direction) in enumerate(zip(self.coefficients, directions, strict=True)):
             state = self.state[coefficients]
             if self.rule == "adam":
                 _adam_ascent(coefficients, direction, state, self.gamma)
@@ -353,9 +383,18 @@ class RoutingAscent(torch.optim.Optimizer):
             coefficients.grad = None  # what back-propagation of the loss has left there
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """The mean over the only process."""
-    return tensor
+def _check_gamma(gamma: float) -> None:
+    if not 0 <= gamma < math.inf:
+        raise ValueError(f"gamma must be zero or more, and finite, not {gamma}")
+
+
+def _over_processes(tensor: Tensor) -> Tensor:
+    """The mean over the processes of ``torch.distributed``, or over the only one."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return tensor
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
 def _own_penalty(routing: DiscriminativeRouting) -> Penalty:

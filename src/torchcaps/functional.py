@@ -24,6 +24,7 @@ __all__ = [
     "capsules_from_totals",
     "class_powers",
     "class_signs",
+    "classes_shown",
     "discriminative_power",
     "l1_penalty",
     "l2_penalty",
@@ -32,10 +33,12 @@ __all__ = [
     "ratio_signs",
     "reconstruction_loss",
     "routing_objective",
+    "runs_eagerly",
     "spread_loss",
     "spread_margin",
     "squash",
     "votes",
+    "weighted_mean",
 ]
 
 
@@ -48,6 +51,15 @@ class Capsules(NamedTuple):
     """(B, J) how surely each capsule's entity is there, in [0, 1]; for vector capsules the pose's length."""
     totals: Tensor
     """(B, J, E) the weighted totals of the votes, before any squash."""
+
+
+def runs_eagerly() -> bool:
+    """Whether nobody looks on who knows ordinary operations only: the compiler, export, a transform of torch.func."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -113,12 +125,30 @@ def presence(labels: Tensor, classes: int) -> Tensor:
         return labels
     if labels.ndim not in (1, 2):
         raise ValueError(f"labels must have shape (B,) or (B, K), not {tuple(labels.shape)}")
-    rows = labels.view(len(labels), -1).long()
-    checkable = rows.device.type == "cpu" and rows.numel() > 0 and not torch.compiler.is_compiling()
-    if checkable and not -1 <= int(rows.min()) <= int(rows.max()) < classes:
-        raise ValueError(f"labels must be class numbers from 0 to {classes - 1}, not {rows.min()} to {rows.max()}")
+    rows = (labels[:, None] if labels.ndim == 1 else labels).long()
+    if rows.device.type == "cpu" and rows.numel() > 0 and runs_eagerly():
+        _check_classes(rows, classes)
     shown = torch.zeros(len(rows), classes + 1, device=labels.device)
     return shown.scatter_(1, rows + 1, 1.0)[:, 1:]  # the first column collects the -1s
+
+
+def _check_classes(rows: Tensor, classes: int) -> None:
+    if not -1 <= int(rows.min()) <= int(rows.max()) < classes:
+        raise ValueError(f"labels must be class numbers from 0 to {classes - 1}, not {rows.min()} to {rows.max()}")
+    if rows.shape[1] == classes > 2 and bool(((rows == 0) | (rows == 1)).all()):
+        raise ValueError(
+            f"labels (B, {classes}) of zeros and ones look like presence: give them as floats or truth values"
+        )
+
+
+def classes_shown(labels: Tensor, capsules: Tensor) -> Tensor:
+    """:func:`presence` of the classes that belong to class capsules (B, J, ...)."""
+    if not (isinstance(capsules, Tensor) and isinstance(labels, Tensor)):
+        raise TypeError(f"expected two tensors, not {type(capsules).__name__} and {type(labels).__name__}")
+    shown = presence(labels, capsules.shape[1])
+    if shown.shape[0] != capsules.shape[0]:
+        raise ValueError(f"there are labels of {shown.shape[0]} images and capsules of {capsules.shape[0]}")
+    return shown
 
 
 def margin_loss(
@@ -146,18 +176,36 @@ def margin_loss(
     >>> margin_loss(torch.tensor([[0.9, 0.3]]), torch.tensor([0]))
     tensor(0.0200)
     """
-    shown = presence(labels, activations.shape[1])
+    shown = classes_shown(labels, activations)
     missing = shown * (upper_margin - activations).clamp_min(0).square()
     spurious = (1 - shown) * (activations - lower_margin).clamp_min(0).square()
-    return _weighted_mean((missing + absent_weight * spurious).sum(1), image_weights)
+    return weighted_mean((missing + absent_weight * spurious).sum(1), image_weights)
 
 
-def _weighted_mean(losses: Tensor, image_weights: Tensor | None) -> Tensor:
-    return losses.mean() if image_weights is None else (image_weights * losses).mean()
+def weighted_mean(losses: Tensor, image_weights: Tensor | None) -> Tensor:
+    """The mean of losses (B,), each times its image's weight (B,)."""
+    if image_weights is None:
+        return losses.mean()
+    if image_weights.shape != losses.shape:
+        raise ValueError(f"image_weights must be {tuple(losses.shape)}, not {tuple(image_weights.shape)}")
+    return (image_weights * losses).mean()
 
 
 def reconstruction_loss(reconstructions: Tensor, targets: Tensor) -> Tensor:
-    """Squared error summed over all that belongs to an image, mean over the batch."""
+    """Squared error summed over all that belongs to an image, mean over the batch.
+
+    Args:
+        reconstructions: what was drawn, (B, K, C, H, W) from a decoder.
+        targets: what should have been, of the same shape.
+
+    Returns:
+        one number
+
+    >>> reconstruction_loss(torch.ones(2, 1, 1, 3, 3), torch.zeros(2, 1, 1, 3, 3))
+    tensor(9.)
+    """
+    if reconstructions.shape != targets.shape:
+        raise ValueError(f"targets must be {tuple(reconstructions.shape)} as drawn, not {tuple(targets.shape)}")
     return (reconstructions - targets).square().flatten(1).sum(1).mean()
 
 
@@ -312,10 +360,10 @@ def spread_loss(activations: Tensor, labels: Tensor, *, margin: float, image_wei
     >>> spread_loss(torch.tensor([[0.75, 0.5, 0.0]]), torch.tensor([0]), margin=0.5)
     tensor(0.0625)
     """
-    shown = presence(labels, activations.shape[1])
+    shown = classes_shown(labels, activations)
     lead = activations.unsqueeze(2) - activations.unsqueeze(1)  # (B, J, J): row over column
     pairs = shown.unsqueeze(2) * (1 - shown).unsqueeze(1)
-    return _weighted_mean((pairs * (margin - lead).clamp_min(0).square()).sum((1, 2)), image_weights)
+    return weighted_mean((pairs * (margin - lead).clamp_min(0).square()).sum((1, 2)), image_weights)
 
 
 def spread_margin(progress: float, *, start: float = 0.2, end: float = 0.9) -> float:

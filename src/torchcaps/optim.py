@@ -54,20 +54,25 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
     the last. Of more than 256 rows, those of several blocks are made orthogonal, so that many classes do not cost their
     square. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
     """
+    _check_outputs(outputs, update.ndim)
     rows = math.prod(update.shape[axis] for axis in outputs)
     blocks = -(-rows // LARGEST_BLOCK)
     if sorted(outputs) == list(range(len(outputs))):
         parts = [orthogonaliser(part @ part.T, steps=steps) @ part for part in update.reshape(rows, -1).chunk(blocks)]
         result = parts[0] if blocks == 1 else torch.cat(parts)
-    elif sorted(outputs) == list(range(update.ndim - len(outputs), update.ndim)):
+    else:
         parts = [
             part @ orthogonaliser(part.T @ part, steps=steps) for part in update.reshape(-1, rows).chunk(blocks, dim=1)
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts, dim=1)
-    else:
-        raise ValueError(f"outputs must be the first axes of a tensor, or the last, not {tuple(outputs)}")
     result *= math.sqrt(max(1.0, rows * rows / update.numel()))
     return result.view(update.shape)
+
+
+def _check_outputs(outputs: Sequence[int], axes: int) -> None:
+    count = len(outputs) if isinstance(outputs, Sequence) else 0
+    if not 0 < count <= axes or sorted(outputs) not in (list(range(count)), list(range(axes - count, axes))):
+        raise ValueError(f"outputs must be the first axes of a tensor with {axes}, or the last, not {outputs!r}")
 
 
 class Muon(torch.optim.Optimizer):
@@ -114,6 +119,15 @@ class Muon(torch.optim.Optimizer):
             "outputs": None,
         }
         super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with settings of its own."""
+        if not param_group.get("lr", 0) >= 0:
+            raise ValueError(f"lr must be zero or more, not {param_group['lr']}")
+        super().add_param_group(param_group)
+        outputs = self.param_groups[-1]["outputs"]
+        for parameter in self.param_groups[-1]["params"] if outputs is not None else ():
+            _check_outputs(outputs, parameter.ndim)
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable
 
 import torch
@@ -175,8 +176,10 @@ def check_evaluation(make: MakeRouting) -> None:
 
 
 def check_saving(make: MakeRouting) -> None:
-    """What :meth:`state_dict` holds is all that a new layer needs to give the same answers."""
+    """The state is all that a new layer needs to give the same answers, and the settings fit into a file."""
     layer = _trained(_layer(make))
+    settings = layer.routing.settings
+    assert json.loads(json.dumps(settings)) == settings, f"{settings} do not come back from JSON as they are"
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,13 @@ class CapsuleLayer(nn.Module):
     >>> layer = CapsuleLayer(1152, 8, 10, 16)
     >>> layer(torch.rand(2, 1152, 8)).activations.shape
     torch.Size([2, 10])
+
+    Layers can be stacked, and follow primary capsules:
+
+    >>> from torchcaps import PrimaryCapsules
+    >>> front = nn.Sequential(PrimaryCapsules(64), CapsuleLayer(128, 8, 6, 12), CapsuleLayer(6, 12, 3, 16))
+    >>> front(torch.rand(2, 64, 12, 12)).poses.shape
+    torch.Size([2, 3, 16])
     """
 
     def __init__(
@@ -44,24 +53,40 @@ class CapsuleLayer(nn.Module):
             raise TypeError(f"routing must be an object such as L2Routing(), not {routing!r}")
         if routing.connected:
             raise ValueError("this routing object belongs to another layer already: make one for each layer")
+        sizes = {"inputs": inputs, "input_size": input_size, "outputs": outputs, "output_size": output_size}
+        for name, size in sizes.items():
+            if operator.index(size) < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
         std = routing.start_std(inputs * input_size) if weight_std is None else weight_std
         self.weight = nn.Parameter(std * torch.randn(inputs, input_size, outputs, output_size))  # (I, D, J, E)
         self.routing = routing
         routing.connect(inputs, outputs, output_size)
         routing.connected = True
 
-    def forward(self, poses: Tensor, activations: Tensor | None = None) -> Capsules:
+    def extra_repr(self) -> str:
+        I, D, J, E = self.weight.shape
+        return f"{I} capsules of {D} -> {J} of {E}"
+
+    def forward(self, poses: Tensor | Capsules, activations: Tensor | None = None) -> Capsules:
         """Route input capsules.
 
         Args:
-            poses: of the input capsules, (B, I, D).
+            poses: of the input capsules, (B, I, D); or the capsules themselves, as other layers give them.
             activations: of the input capsules, (B, I); by default the lengths of their poses.
 
         Returns:
             the output capsules: poses (B, J, E), activations (B, J), totals (B, J, E)
         """
+        if isinstance(poses, Capsules):
+            activations = poses.activations if activations is None else activations
+            poses = poses.poses
+        I, D = self.weight.shape[:2]
+        if poses.ndim != 3 or poses.shape[1:] != (I, D):
+            raise ValueError(f"poses must be (B, {I}, {D}), not {tuple(poses.shape)}")
         if activations is None:
             activations = torch.linalg.vector_norm(poses, dim=-1)
+        elif activations.ndim != 2 or activations.shape[1] != I:
+            raise ValueError(f"activations must be (B, {I}), not {tuple(activations.shape)}")
         routed: Capsules = self.routing(LinearVotes(poses, self.weight), activations)
         return routed
 

@@ -16,7 +16,8 @@ from torchcaps.settings import SettingError
 
 def _group(places: Tensor, size: int) -> Capsules:
     """Channels-last feature maps (B, H, W, types * size) -> capsules (B, H * W * types, size)."""
-    return squashed_capsules(places.reshape(places.shape[0], -1, size))
+    B, H, W, channels = places.shape
+    return squashed_capsules(places.reshape(B, H * W * channels // size, size))
 
 
 class PrimaryCapsules(nn.Module):

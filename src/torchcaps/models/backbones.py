@@ -49,6 +49,19 @@ def import_backbone(name: str) -> Callable[[], nn.Module]:
     return function  # type: ignore[no-any-return]
 
 
+def maker(backbone: nn.Module | Callable[[], nn.Module] | None) -> Callable[[], nn.Module] | None:
+    """What makes the backbone: a module is made already."""
+    if isinstance(backbone, nn.Module):
+        return partial(_the_same, backbone)
+    if not (backbone is None or callable(backbone)):
+        raise TypeError(f"backbone must be a module, or a function that makes one, not {backbone!r}")
+    return backbone
+
+
+def _the_same(module: nn.Module) -> nn.Module:
+    return module
+
+
 def make_backbone(function: Callable[[], nn.Module]) -> nn.Module:
     """What a function of the user's own makes, if that is a module."""
     name = getattr(function, "__name__", "the backbone")

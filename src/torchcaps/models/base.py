@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torchcaps.layers.decoder import Decoder
 from torchcaps.models.config import ModelConfig, TaskConfig
 from torchcaps.models.packing import check_finite, pack
 from torchcaps.routing.config import RoutingConfig
+from torchcaps.settings import SettingError
 from torchcaps.storage import write_tensors
 
 PRESENT_FROM = 0.5
@@ -64,8 +66,8 @@ class Network(nn.Module, ABC):
         classes: int | Sequence[str],
         *,
         labels_per_image: int = 1,
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
+        mean: float | Sequence[float] = (0.0,),
+        std: float | Sequence[float] = (1.0,),
         **settings: Any,
     ) -> None:
         task = as_task(image_shape, classes, labels_per_image, mean, std)
@@ -82,9 +84,22 @@ class Network(nn.Module, ABC):
         super().__init__()
         self.config = config.resolved(task)
         self.task = task
-        self.register_buffer("mean", torch.tensor(task.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(task.std).view(-1, 1, 1), persistent=False)
+        for name, values in self._constants().items():
+            self.register_buffer(name, values, persistent=False)
         self._build(**parts)
+
+    def _constants(self) -> dict[str, Tensor]:
+        """Numbers that follow from the settings: no file has them."""
+        return {name: torch.tensor(getattr(self.task, name)).view(-1, 1, 1) for name in ("mean", "std")}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to a device or a data type; what had no memory gets it with its numbers."""
+        had_memory = not self.mean.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not (had_memory or self.mean.is_meta):
+            for name, values in self._constants().items():
+                getattr(self, name).copy_(values)
+        return self
 
     @abstractmethod
     def _build(self) -> None:
@@ -101,6 +116,8 @@ class Network(nn.Module, ABC):
         return self.task.image_shape
 
     def normalised(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            raise ValueError(f"images must be numbers in [0, 1], not {images.dtype}: prepare() makes them so")
         return (images - self.mean) / self.std
 
     @abstractmethod
@@ -241,8 +258,8 @@ class Network(nn.Module, ABC):
 
         Pretrained(self, precision=precision).save_pretrained(folder)
 
-    @staticmethod
-    def from_pretrained(folder: Path | str, **options: Any) -> Network:
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, **options: Any) -> Self:
         """The network that :meth:`save_pretrained` wrote to a folder, or ``owner/name`` on the Hugging Face hub.
 
         Args:
@@ -251,7 +268,10 @@ class Network(nn.Module, ABC):
         """
         from torchcaps.trained.hub import Pretrained
 
-        return Pretrained.from_pretrained(folder, **options).network
+        network = Pretrained.from_pretrained(folder, **options).network
+        if not isinstance(network, cls):
+            raise UserError(f"{folder} holds a {type(network).__name__}, not a {cls.__name__}.")
+        return network
 
 
 @contextlib.contextmanager
@@ -276,18 +296,19 @@ def as_task(
     image_shape: Sequence[int],
     classes: int | Sequence[str],
     labels_per_image: int = 1,
-    mean: Sequence[float] = (0.0,),
-    std: Sequence[float] = (1.0,),
+    mean: float | Sequence[float] = (0.0,),
+    std: float | Sequence[float] = (1.0,),
 ) -> TaskConfig:
     """A task from what a constructor is given; numbered classes are named "0", "1", …"""
-    names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    channels, height, width = image_shape
+    if isinstance(classes, str):
+        raise SettingError("classes", f"must be a number, or names, not {classes!r}")
+    names = tuple(classes) if isinstance(classes, Sequence) else tuple(map(str, range(operator.index(classes))))
     return TaskConfig(
-        image_shape=(channels, height, width),
+        image_shape=cast(Any, tuple(image_shape)),  # which it checks
         classes=names,
         labels_per_image=labels_per_image,
-        mean=tuple(mean),
-        std=tuple(std),
+        mean=tuple(mean) if isinstance(mean, Sequence) else (mean,),
+        std=tuple(std) if isinstance(std, Sequence) else (std,),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -17,8 +16,8 @@ from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.layers.stem import SmallStem, StemCapsules
-from torchcaps.models.backbones import load_weights, make_backbone
-from torchcaps.models.base import Network, as_task
+from torchcaps.models.backbones import load_weights, make_backbone, maker
+from torchcaps.models.base import Network, as_task, evaluating
 from torchcaps.models.config import CapsNetConfig, TaskConfig
 from torchcaps.models.explain import Explanation, explain
 from torchcaps.routing.base import Routing
@@ -63,17 +62,16 @@ class CapsuleNetwork(Network):
         *,
         backbone: nn.Module | Callable[[], nn.Module] | None = None,
         labels_per_image: int = 1,
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
+        mean: float | Sequence[float] = (0.0,),
+        std: float | Sequence[float] = (1.0,),
         **settings: Any,
     ) -> None:
-        if isinstance(backbone, nn.Module):
-            backbone = partial(_the_same, backbone)
+        make_stem = maker(backbone)
         if backbone is not None:
-            name = getattr(backbone, "__qualname__", type(backbone).__name__)
-            settings = {"backbone": f"{backbone.__module__}:{name}", **settings}
+            named = backbone if hasattr(backbone, "__qualname__") else type(backbone)
+            settings = {"backbone": f"{named.__module__}:{named.__qualname__}", **settings}
         task = as_task(image_shape, classes, labels_per_image, mean, std)
-        self._begin(CapsNetConfig.from_mapping(settings), task, routing=routing, backbone=backbone)
+        self._begin(CapsNetConfig.from_mapping(settings), task, routing=routing, backbone=make_stem)
 
     def _build(
         self, routing: Routing | Sequence[Routing] | None = None, backbone: Callable[[], nn.Module] | None = None
@@ -82,8 +80,8 @@ class CapsuleNetwork(Network):
         self.front = _front(config, task, backbone)
         self.map_shape = self.front.map_shape
         rows, columns, types = self.map_shape
-        kept = None if config.kept_capsules is None else torch.tensor(config.kept_capsules)
-        self.register_buffer("kept", kept, persistent=False)
+        if config.kept_capsules is None:
+            self.register_buffer("kept", None)
         inputs = rows * columns * types
         if config.kept_capsules is not None:
             if not config.kept_capsules or max(config.kept_capsules) >= inputs:
@@ -99,6 +97,10 @@ class CapsuleNetwork(Network):
         if any(layer_routing.holds_votes for layer_routing in routings):
             self.evaluation_batch = 100
         self.decoder = Decoder(classes, config.class_size, task.image_shape) if config.reconstruction else None
+
+    def _constants(self) -> dict[str, Tensor]:
+        kept = self.config.kept_capsules
+        return super()._constants() | ({} if kept is None else {"kept": torch.tensor(kept)})
 
     def numbers_per_image(self) -> int:
         return super().numbers_per_image() + self.front.numbers_per_image()
@@ -129,7 +131,7 @@ class CapsuleNetwork(Network):
         >>> torch.allclose(explanation.contributions.sum(1), explanation.lengths, rtol=1e-4)
         True
         """
-        with torch.no_grad():
+        with evaluating(self), torch.no_grad():
             primary = self.primary_capsules(images)
         return explain(
             self.layers, primary, kept=self.kept, map_shape=self.map_shape, over_pixels=self.front.over_pixels
@@ -141,10 +143,6 @@ class CapsuleNetwork(Network):
         if any(config != configs[-1] for config in configs):
             raise UserError("The layers of this network have different routings, and a file can name one only.")
         return configs[-1]
-
-
-def _the_same(module: nn.Module) -> nn.Module:
-    return module
 
 
 def _front(

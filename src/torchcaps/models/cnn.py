@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from torchcaps.functional import Capsules, at_least_float32, presence
+from torchcaps.functional import Capsules, at_least_float32, presence, weighted_mean
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.base import Network
@@ -75,4 +75,4 @@ class ConvolutionalNetwork(Network):
         shown = presence(labels, len(self.classes))
         shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
         losses = -(shares * capsules.totals[:, :, 0].log_softmax(1)).sum(1)
-        return losses.mean() if image_weights is None else (image_weights * losses).mean()
+        return weighted_mean(losses, image_weights)

@@ -49,6 +49,8 @@ class TaskConfig(Settings):
     def check(self) -> None:
         if len(self.classes) < 2:
             raise SettingError("classes", f"must be at least 2, not {len(self.classes)}")
+        if len(set(self.classes)) < len(self.classes):
+            raise SettingError("classes", "must have different names")
         if self.labels_per_image > len(self.classes):
             raise SettingError("labels_per_image", f"must be at most {len(self.classes)}, the number of classes")
         channels = self.image_shape[0]

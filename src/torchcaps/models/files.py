@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.atomic import DamagedFile
 from torchcaps.errors import UserError
+from torchcaps.models.backbones import maker
 from torchcaps.models.base import Network
 from torchcaps.models.config import ModelConfig, Own, TaskConfig
 from torchcaps.models.packing import unpack
@@ -39,7 +40,7 @@ def load(
     path: Path | str,
     *,
     routing: type[Routing] | None = None,
-    backbone: Callable[[], nn.Module] | None = None,
+    backbone: nn.Module | Callable[[], nn.Module] | None = None,
     device: torch.device | str = "cpu",
 ) -> Network:
     """A trained network, ready to use: it knows its classes and how to prepare images.
@@ -48,7 +49,7 @@ def load(
         path: a run folder, or a file that :meth:`Network.save` wrote.
         routing: the class of a routing of your own that the network was trained with. What a file names is never
             imported.
-        backbone: what makes a backbone of your own, if it has one.
+        backbone: a backbone of your own, or what makes one, if it has one.
         device: where to put it.
 
     Returns:
@@ -61,6 +62,8 @@ def load(
     ...     torchcaps.load(f"{folder}/pets.safetensors").classes
     ('cat', 'dog')
     """
+    if routing is not None and not (isinstance(routing, type) and issubclass(routing, Routing)):
+        raise TypeError(f"routing must be a class that is a torchcaps.routing.Routing, not {routing!r}")
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
@@ -74,7 +77,7 @@ def load(
         raise DamagedFile(f"{file} is damaged: {error}.") from None
     if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise DamagedFile(f"{file} holds numbers that are not finite, in {bad[0]!a}.")
-    network = _described(file, state, tensors, Own(routing, backbone))
+    network = _described(file, state, tensors, Own(routing, maker(backbone)))
     network.load_state_dict(tensors)
     return network.to(device).eval()
 
@@ -117,13 +120,17 @@ def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], ow
         raise DamagedFile(f"{file} describes no network of this version of torchcaps: {error}.") from error
     try:
         with torch.device("meta"):  # shapes without memory
-            expected = {name: tensor.shape for name, tensor in description.build(own).state_dict().items()}
+            expected = {name: _form(tensor) for name, tensor in description.build(own).state_dict().items()}
     except UserError:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFile(f"{file} describes a network that cannot be built: {error}.") from error
-    stored = {name: tensor.shape for name, tensor in tensors.items()}
+    stored = {name: _form(tensor) for name, tensor in tensors.items()}
     if expected != stored:
         wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
         raise DamagedFile(f"{file} describes another network than it holds: {', '.join(wrong[:5])} do not fit.")
     return description.build(own)
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, bool]:
+    return tensor.shape, tensor.is_floating_point()

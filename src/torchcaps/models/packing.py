@@ -43,6 +43,9 @@ def pack(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         check_finite(tensor)
+        if not tensor.is_floating_point():  # what a backbone counts
+            tensors[name] = tensor
+            continue
         tensor = tensor.detach().to(torch.float32)
         if precision == "float16" and tensor.ndim > 1:
             tensor = tensor.to(torch.float16)
@@ -69,7 +72,5 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if scale is None or values.ndim < 2 or scale.dtype != torch.float32 or tuple(scale.shape) != rows:
                 raise ValueError(f"{name} has no scales that fit")
             values = values.to(torch.float32) * scale
-        elif not values.is_floating_point():
-            raise ValueError(f"{name} holds {values.dtype}")
         state[name] = values.to(torch.float32) if values.dtype == torch.float16 else values
     return state

@@ -10,6 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from torchcaps.functional import runs_eagerly
 from torchcaps.ops.bilinear import POINTS, Axis, axis, taps_of_phases
 
 # Time in units of one multiplication in a large matrix product: of one in a small transform, of one number on its way
@@ -137,12 +138,7 @@ def runs_eagerly_on_cpu(*tensors: Tensor | None) -> bool:
     (True, False)
     """
     given = [tensor for tensor in tensors if tensor is not None]
-    traced = (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-    )
-    if traced or torch.is_autocast_enabled("cpu"):
+    if not runs_eagerly() or torch.is_autocast_enabled("cpu"):
         return False
     dtype = given[0].dtype
     return dtype in (torch.float32, torch.float64) and all(

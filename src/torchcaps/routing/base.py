@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
 
@@ -13,6 +14,20 @@ from torchcaps.routing.votes import Votes
 
 USUAL_FAN_IN = 9216
 """Numbers that feed each class capsule of the paper's MNIST network: 1152 capsules of 8 components."""
+
+
+def checked_iterations(iterations: int) -> int:
+    """How often an iterative routing iterates, if it can."""
+    if operator.index(iterations) < 1:
+        raise ValueError(f"iterations must be at least 1, not {iterations}")
+    return iterations
+
+
+def checked_start(start: float) -> float:
+    """Where coefficients start, if they can."""
+    if not math.isfinite(start):
+        raise ValueError(f"start must be finite, not {start}")
+    return float(start)
 
 
 class Routing(nn.Module, ABC):

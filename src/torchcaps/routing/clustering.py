@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.functional import Capsules
-from torchcaps.routing.base import Routing
+from torchcaps.routing.base import Routing, checked_iterations
 from torchcaps.routing.votes import Votes
 
 
@@ -92,11 +92,9 @@ class ClusteringRouting(Routing):
         super().__init__()
         if regulariser not in ("divergence", "entropy"):
             raise ValueError(f"regulariser must be 'divergence' or 'entropy', not {regulariser!r}")
-        if iterations < 1:
-            raise ValueError(f"iterations must be at least 1, not {iterations}")
         if not alpha > 0:
             raise ValueError(f"alpha must be above zero, not {alpha}")
-        self.iterations = iterations
+        self.iterations = checked_iterations(iterations)
         self.alpha = alpha
         self.regulariser = regulariser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import UserError
@@ -48,7 +49,7 @@ class RoutingConfig(Settings):
                 "--routing module:Class on the command line, load(path, routing=Class) in Python",
             )
         where = f"{self.name} routing"
-        check_names(self.settings, _arguments(kind), where)
+        check_names(self.settings, _arguments(kind, self.settings), where)
         try:
             return kind(**(self._checked(kind, where) if self.name in NAMES else self.settings))
         except SettingError:
@@ -67,10 +68,15 @@ class RoutingConfig(Settings):
         return checked
 
 
-def _arguments(kind: type[Routing]) -> list[str]:
-    """What the constructor of a routing can be given by name."""
+def _arguments(kind: type[Routing], given: Iterable[str]) -> list[str]:
+    """What the constructor of a routing can be given by name; all that is given, if it takes anything."""
+    from torchcaps.routing.base import Routing
+
+    parameters = {} if kind.__init__ is Routing.__init__ else inspect.signature(kind).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return list(given)
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in inspect.signature(kind).parameters.items() if parameter.kind in named]
+    return [name for name, parameter in parameters.items() if parameter.kind in named]
 
 
 def import_routing(name: str) -> type[Routing] | None:

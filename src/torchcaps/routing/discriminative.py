@@ -8,7 +8,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from torchcaps.routing.base import SharedRouting
+from torchcaps.routing.base import SharedRouting, checked_start
 
 
 class DiscriminativeRouting(SharedRouting):
@@ -35,7 +35,7 @@ class DiscriminativeRouting(SharedRouting):
         super().__init__()
         if not strength >= 0:
             raise ValueError(f"strength (λ) must not be negative, got {strength}")
-        self.start = start
+        self.start = checked_start(start)
         self.strength = strength
 
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
@@ -57,7 +57,14 @@ class DiscriminativeRouting(SharedRouting):
 
 @final
 class L2Routing(DiscriminativeRouting):
-    """Discriminative routing with the penalty λ‖b‖² (Eq. obj-2).
+    """Discriminative routing with the penalty λ‖b‖² (Eq. obj-2): shared coefficients that ascend ``r``.
+
+    Args:
+        start: value of all coefficients before training.
+        strength: λ, the weight of the penalty.
+
+    The layer it is given to has ``layer.routing.coefficients`` (I, J), a buffer that :class:`torchcaps.RoutingAscent`
+    moves. It has a gradient of its own: ``detach()`` it to look at it.
 
     >>> import torchcaps
     >>> layer = torchcaps.CapsuleLayer(6, 8, 3, 16, L2Routing(start=0.5))
@@ -71,6 +78,10 @@ class L2Routing(DiscriminativeRouting):
 @final
 class L1Routing(DiscriminativeRouting):
     """Discriminative routing with the penalty λ‖b‖₁ (Eq. obj-3), doubled as in the printed update.
+
+    Args:
+        start: value of all coefficients before training.
+        strength: λ, the weight of the penalty.
 
     >>> L1Routing(strength=1e-3).strength
     0.001

@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from torchcaps.functional import Capsules, capsules_from_totals
-from torchcaps.routing.base import Routing
+from torchcaps.routing.base import Routing, checked_iterations
 from torchcaps.routing.votes import Votes
 
 LARGEST_START = 0.5
@@ -49,9 +49,7 @@ class DynamicRouting(Routing):
 
     def __init__(self, *, iterations: int = 3) -> None:
         super().__init__()
-        if iterations < 1:
-            raise ValueError(f"iterations must be at least 1, not {iterations}")
-        self.iterations = iterations
+        self.iterations = checked_iterations(iterations)
 
     def start_std(self, fan_in: int) -> float:
         # Agreement is of each vote by itself: among few long ones, the first softmax would decide for good.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from torchcaps.functional import Capsules
-from torchcaps.routing.base import Routing
+from torchcaps.functional import Capsules, runs_eagerly
+from torchcaps.routing.base import Routing, checked_iterations, checked_start
 from torchcaps.routing.votes import Votes
 
 Normalise = Callable[[Tensor], Tensor]
@@ -103,7 +103,7 @@ def _m_and_e_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Votes (..., J, E, I), log R_ij a_i (..., J, I) -> means (..., J, E), logits of activations, log a_j p_ij."""
     E = votes.shape[-2]
-    statistics = _statistics if torch.compiler.is_compiling() else _Statistics.apply
+    statistics = _Statistics.apply if runs_eagerly() else _statistics
     means, variances, distances = statistics(votes, log_weights.softmax(-1), variance_floor)
     amount = log_weights.exp().sum(-1) / unit  # Σ_i R_ij, (..., J)
     log_deviations = 0.5 * variances.log().sum(-1)  # Σ_h log σ_j^h
@@ -196,15 +196,13 @@ class EMRouting(Routing):
         beta_u: float = 1.0,
     ) -> None:
         super().__init__()
-        if iterations < 1:
-            raise ValueError(f"iterations must be at least 1, not {iterations}")
-        if not (inverse_temperature > 0 and variance_floor > 0):
-            raise ValueError("inverse_temperature and variance_floor must be above zero")
-        self.iterations = iterations
+        if not (inverse_temperature > 0 and variance_floor > 0 and 0 <= decay < 1):
+            raise ValueError("inverse_temperature and variance_floor must be above zero, decay from 0 to below 1")
+        self.iterations = checked_iterations(iterations)
         self.inverse_temperature = inverse_temperature
         self.decay = decay
         self.variance_floor = variance_floor
-        self._start = beta_a, beta_u
+        self._start = checked_start(beta_a), checked_start(beta_u)
 
     def start_std(self, fan_in: int) -> float:
         return self.weight_std  # every vote counts by itself, whatever their number

@@ -76,7 +76,7 @@ class LinearVotes(Votes):
     def combine(self, coefficients: Tensor | float) -> Tensor:
         I, D, J, E = self._weight.shape
         if not isinstance(coefficients, Tensor):
-            totals = (self._poses.flatten(1) @ self._weight.view(I * D, J * E)).view(-1, J, E)
+            totals = (self._poses.flatten(1) @ self._weight.reshape(I * D, J * E)).view(-1, J, E)
             return totals if coefficients == 1.0 else coefficients * totals
         traced = self._traced()
         if coefficients.ndim == 3:
@@ -93,5 +93,6 @@ class LinearVotes(Votes):
         return vote_agreement(self._poses, self._weight, poses)
 
     def _traced(self) -> bool:
-        """Whether somebody looks on who knows ordinary operations only: the compiler, export, autocast."""
-        return torch.compiler.is_compiling() or torch.is_autocast_enabled(self._poses.device.type)
+        """Whether only ordinary operations will do."""
+        device = self._poses.device.type
+        return not functional.runs_eagerly() or device == "meta" or torch.is_autocast_enabled(device)

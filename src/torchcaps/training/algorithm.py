@@ -136,7 +136,10 @@ class AlternatingTrainer:
         # A young average follows closely, or it would remember the random start for long.
         decay = min(self._config.optimiser.average, (1 + step) / (10 + step))
         current = self.network.state_dict()
-        torch._foreach_lerp_(list(self.average.values()), [current[name] for name in self.average], 1 - decay)
+        weights = {name: tensor for name, tensor in self.average.items() if tensor.is_floating_point()}
+        torch._foreach_lerp_(list(weights.values()), [current[name] for name in weights], 1 - decay)
+        for name in self.average.keys() - weights.keys():  # what a backbone counts
+            self.average[name].copy_(current[name])
 
     @torch.no_grad()
     def _statistics(self, output: Output, batch: Batch, losses: tuple[Tensor, Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchcaps.data.config import AugmentationConfig
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.training.plan import Plan
@@ -31,9 +32,17 @@ def header_rows(plan: Plan, network: Network, folder: Path) -> list[tuple[str, s
             f"seed {run.seed}",
         ),
         *([("", "every class equally often")] if config.data.sampling == "balanced" else []),
+        ("augmented", _augmentation(config.augmentation)),
         ("memory", f"about {memory_needed(plan, network) / 2**30:.1f} GB"),
         ("folder", str(folder)),
     ]
+
+
+def _augmentation(config: AugmentationConfig) -> str:
+    """Which changes are made to training images, by the names of their settings."""
+    none = AugmentationConfig(shift=0).to_mapping()
+    made = {name: value for name, value in config.to_mapping().items() if value != none[name]}
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in made.items()) or "not at all"
 
 
 def memory_needed(plan: Plan, network: Network) -> int:
