@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -232,3 +234,17 @@ def test_unknown_data_cannot_be_fetched_or_verified(capsys):
 def test_missing_files_fail_verification(tmp_path, capsys):
     message = refused(capsys, "data", "verify", "mnist", "--data-dir", tmp_path)
     assert "torchcaps data fetch mnist" in message
+
+
+def test_an_image_on_standard_input_is_no_list_of_files(run_folder, monkeypatch, capsys):
+    picture = io.BytesIO()
+    Image.new("L", (28, 28)).save(picture, "PNG")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(picture.getvalue())))
+    assert "list of image files" in refused(capsys, "predict", run_folder, "-")
+
+
+def test_arrays_can_be_checked(tmp_path, capsys):
+    pixels = np.zeros((8, 20, 20), np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=pixels, y_train=[0, 1] * 4, x_test=pixels, y_test=[0, 1] * 4)
+    assert main(["data", "check", f"npz:{tmp_path / 'a.npz'}"]) == 0
+    assert "2 classes" in capsys.readouterr().out

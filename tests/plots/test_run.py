@@ -4,6 +4,7 @@ import torch
 from torchcaps import CapsuleNetwork
 from torchcaps.data import Batch
 from torchcaps.plots import run as plots
+from torchcaps.plots.evaluation import compared_curves
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.training.evaluation import Evaluation
 
@@ -55,3 +56,21 @@ def test_curves_and_confusion_can_be_drawn_with_gaps_in_the_metrics(tmp_path):
     plots.curves(rows).savefig(tmp_path / "curves.png")
     evaluation = Evaluation(10, 2, torch.tensor([[3.0, 1, 0], [0, 3, 0], [1, 0, 2]]), 1.0)
     plots.confusion(evaluation, CLASSES).savefig(tmp_path / "confusion.png")
+
+
+def test_every_run_of_a_comparison_is_in_the_legend():
+    def rows(error):
+        return [{"step": step, "seconds": step, "loss": 0.5, "evaluation_error": error} for step in (1.0, 2.0)]
+
+    figure = compared_curves({"one": rows(5.0), "stopped early": rows(None), "three": rows(7.0)})
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["one", "stopped early", "three"]
+    colours = [[line.get_color() for line in axes.lines] for axes in figure.axes]
+    assert all(column == colours[0] for column in colours)
+
+
+def test_pictures_say_how_many_of_the_classes_they_show(monkeypatch):
+    monkeypatch.setattr(plots, "MOST_IMAGES", 2)
+    batch = sample()
+    figure = plots.reconstructions(network_for("l2"), batch._replace(labels=torch.arange(9)[:, None] % 3), CLASSES)
+    assert figure.get_suptitle() == "the first 2 of 3 classes"

@@ -99,3 +99,19 @@ def test_attacks_raise_the_loss_and_stay_within_their_strength(name, split):
     with torch.no_grad():
         before, after = (network.loss(network(images).capsules, batch.labels) for images in (batch.images, changed))
     assert after > before
+
+
+@pytest.mark.parametrize("name", ["fgsm", "pgd"])
+def test_a_sure_answer_is_attacked_too(name, split, monkeypatch):
+    network = network_of(1)
+    monkeypatch.setattr(
+        network, "loss", lambda capsules, labels: 0 * capsules.activations.sum()
+    )  # as if beyond margins
+    batch = split.fetch(torch.arange(23)).on("cpu")
+    changed = TRIALS[name].change(network, batch, strength=0.05)
+    assert (changed != batch.images).flatten(1).any(1).all()
+    with torch.no_grad():
+        before, after = (
+            network(images).capsules.activations.gather(1, batch.labels) for images in (batch.images, changed)
+        )
+    assert after.mean() < before.mean()

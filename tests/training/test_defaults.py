@@ -8,6 +8,7 @@ from commands import config_of
 from torchcaps import load
 from torchcaps.data.datasets import DataSet
 from torchcaps.errors import UserError
+from torchcaps.models.config import CapsNetConfig, TaskConfig
 from torchcaps.training import header
 from torchcaps.training.config import DEFAULT_WARMUP
 from torchcaps.training.fit import Callback, fit
@@ -135,6 +136,7 @@ def test_the_header_says_what_was_chosen():
         "l2 routing, paper stem",
         "steps of 16 images (",
         "epochs), muon",
+        "shift 2",
         "GB",
         "runs/x",
     ):
@@ -175,3 +177,29 @@ def test_batches_that_show_no_class_are_no_trouble(tmp_path):
 def test_the_usual_variable_says_how_many_threads(monkeypatch, asked, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert default_threads() == (threads or usable_cores())
+
+
+def test_a_start_that_does_not_fit_leaves_nothing_behind(tmp_path):
+    first = fit(config_of(out=str(tmp_path / "a"), steps=1, **SMALL), data=data_of(60))
+    larger = {**SMALL, "conv_channels": 6, "primary_capsules": 3, "primary_size": 5}
+    with pytest.raises(UserError, match="images of 1x20x20, and this is a capsnet"):
+        fit(config_of(out=str(tmp_path / "b"), steps=1, **{"from": str(first)}, **larger), data=data_of(60))
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "stem", "decoder"),
+    [
+        ((1, 28, 28), 10, "paper", True),
+        ((1, 28, 28), 100, "paper", True),
+        ((1, 40, 40), 10, "paper", True),
+        ((1, 40, 40), 100, "small", True),
+        ((3, 64, 64), 10, "small", True),
+        ((3, 96, 96), 10, "small", False),
+    ],
+)
+def test_the_front_and_the_decoder_follow_the_images_and_the_classes(shape, classes, stem, decoder):
+    task = TaskConfig(image_shape=shape, classes=tuple(map(str, range(classes))))
+    config = CapsNetConfig().resolved(task)
+    assert (config.stem, config.reconstruction) == (stem, decoder)
+    assert CapsNetConfig(reconstruction=not decoder).resolved(task).reconstruction is not decoder

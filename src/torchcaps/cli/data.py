@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     verifying = actions.add_parser("verify", help="check fetched data sets against their checksums")
     checking = actions.add_parser("check", help="what is in your own images, and what is wrong with them")
-    checking.add_argument("name", metavar="DATA", help="folder:PATH or csv:FILE")
+    checking.add_argument("name", metavar="DATA", help="folder:PATH, csv:FILE or npz:FILE")
     checking.add_argument("--sheet", type=Path, metavar="FILE", help="draw a contact sheet of all classes, as PNG")
     for action, run_action in ((listing, _list), (fetching, _fetch), (verifying, _verify), (checking, _check)):
         action.set_defaults(run_action=run_action)
@@ -76,6 +76,11 @@ def _check(arguments: argparse.Namespace) -> int:
     from torchcaps.data.config import DataConfig
 
     config = DataConfig(name=arguments.name)
+    if config.name.startswith("npz:"):
+        if arguments.sheet is not None:
+            raise UserError("A contact sheet is drawn of image files only.")
+        print(config.load().report)
+        return 0
     report = check_data(config)
     for heading, text in report.rows():
         print(f"{heading}: {text}" if heading else text)

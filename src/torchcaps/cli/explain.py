@@ -36,8 +36,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import warnings
-
     folder, words = run_and_images(arguments)
     trained = open_run(folder, arguments)
     asked = _numbers(trained.network.classes, arguments.classes)
@@ -51,9 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{out} is a file: choose another folder.")
     out.mkdir(parents=True, exist_ok=True)
     training = _training_images(trained, arguments.data_dir)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that the font does not have
-        _draw(trained, images, asked, training, out)
+    _draw(trained, images, asked, training, out)
     return 1 if problems else 0
 
 

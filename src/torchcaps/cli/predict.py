@@ -6,6 +6,7 @@ import argparse
 import csv
 import glob
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,7 +70,10 @@ def _files(words: Iterable[str]) -> Iterable[Path]:
         if word == STANDARD_INPUT and sys.stdin is None:
             raise UserError("Standard input is closed: there is no list of files to read.")
         if word == STANDARD_INPUT:
-            yield from (Path(line) for line in sys.stdin.read().splitlines() if line.strip())
+            listed = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
+            if b"\0" in listed:
+                raise UserError("Standard input is no text: - stands for a list of image files, one a line.")
+            yield from (Path(os.fsdecode(line)) for line in listed.splitlines() if line.strip())
         elif path.is_dir():
             yield from images_below(path)
         elif not path.exists() and glob.has_magic(word):

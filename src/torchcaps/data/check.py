@@ -146,7 +146,7 @@ def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, sid
     drawn = 0
     for row, name in enumerate(classes):
         top = _MARGIN + row * step
-        label = short(name).encode("ascii", "backslashreplace").decode()  # the font may know no more
+        label = short(name).encode("latin-1", "backslashreplace").decode("latin-1")  # the font knows no more
         drawing.text((_MARGIN, top + side // 2 - 6), label[:24], fill="black", font=font)
         for column, image in enumerate(_thumbnails(listing.pictures(), row, columns, side)):
             corner = text_width + column * step + (side - image.width) // 2, top + (side - image.height) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 LARGEST_FOR_THE_PAPER = 40
 """Side of images, in pixels, up to which the paper's two convolutions are the stem unless told otherwise."""
+MOST_CLASS_WEIGHTS = 2**24
+"""Weights between primary and class capsules up to which that is so: they grow with the classes, too."""
+LARGEST_DRAWN = 3 * 64 * 64
+"""Numbers of an image up to which a decoder is trained unless told otherwise: it has a thousand weights for each."""
 LARGEST = 2**20  # of any size: a damaged file must not ask for more than a machine could have
 
 
@@ -69,6 +74,10 @@ class ModelConfig(Settings):
     name: ClassVar[str]
     title: ClassVar[str] = "network"
 
+    reconstruction: bool | None = setting(
+        "train a decoder beside the classifier [yes, if images are not larger than 64x64 in colour]", default=None
+    )
+
     def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         """The network with fresh weights, drawn from torch's global random numbers."""
         raise NotImplementedError
@@ -78,7 +87,8 @@ class ModelConfig(Settings):
 
         Images that show any number of classes have no pictures of each of them that a decoder could learn from.
         """
-        return self if task.labels_per_image else self.replace(reconstruction=False)
+        asked = math.prod(task.image_shape) <= LARGEST_DRAWN if self.reconstruction is None else self.reconstruction
+        return self.replace(reconstruction=asked and task.labels_per_image > 0)
 
     @classmethod
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
@@ -119,7 +129,7 @@ class CapsNetConfig(ModelConfig):
     kernel: int = setting("side of both convolution kernels", default=9, least=1, most=64)
     stem: str = setting(
         "what makes feature maps of images: the paper's two convolutions, a small one for images over "
-        f"{LARGEST_FOR_THE_PAPER} pixels, a backbone, or auto: by size",
+        f"{LARGEST_FOR_THE_PAPER} pixels or many classes, a backbone, or auto: by size",
         default="auto",
         choices=("auto", "paper", "small", "backbone"),
     )
@@ -140,7 +150,6 @@ class CapsNetConfig(ModelConfig):
         least=0,
         most=100,
     )
-    reconstruction: bool = setting("train a decoder beside the classifier", default=True)
     kept_capsules: tuple[int, ...] | None = setting(
         "numbers of the primary capsules that a pruned network still uses", default=None, least=0, option=""
     )
@@ -149,8 +158,15 @@ class CapsNetConfig(ModelConfig):
         config = super().resolved(task)
         if config.stem != "auto":
             return config
-        small = max(task.image_shape[1:]) > LARGEST_FOR_THE_PAPER
+        small = max(task.image_shape[1:]) > LARGEST_FOR_THE_PAPER or self._class_weights(task) > MOST_CLASS_WEIGHTS
         return config.replace(stem="backbone" if config.backbone else "small" if small else "paper")
+
+    def _class_weights(self, task: TaskConfig) -> int:
+        """Weights between primary and class capsules, or what comes first, with the paper's convolutions."""
+        grow = 2 * (self.kernel // 2 if self.padding == "same" else 0) - self.kernel
+        places = math.prod(max(0, (side + 2 * grow + 1) // 2 + 1) for side in task.image_shape[1:])
+        above = math.prod([*self.layers, (len(task.classes), self.class_size)][0])
+        return places * self.primary_capsules * self.primary_size * above
 
     def check(self) -> None:
         if (self.stem == "backbone") != bool(self.backbone) and self.stem != "auto":
@@ -175,7 +191,6 @@ class MatrixConfig(ModelConfig):
         "of the matrix network: A,B,C,D as its paper calls them", default=(64, 8, 16, 16), least=1, most=4096
     )
     iterations: int = setting("of its EM routing", default=3, least=1, most=100, option="")
-    reconstruction: bool = setting("train a decoder beside the classifier", default=True)
 
     def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.matrix import MatrixCapsuleNetwork
@@ -195,7 +210,6 @@ class CnnConfig(ModelConfig):
     negative_slope: float = setting(
         "of the leaky ReLU after the first convolution; 0 is ReLU", default=0.0, least=0, below=1
     )
-    reconstruction: bool = setting("train a decoder beside the classifier", default=True)
 
     def build(self, task: TaskConfig, routing: RoutingConfig, own: Own | None = None) -> Network:
         from torchcaps.models.cnn import ConvolutionalNetwork

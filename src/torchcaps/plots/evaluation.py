@@ -72,10 +72,11 @@ def compared_curves(metrics: Mapping[str, Metrics]) -> Figure:
     grid = figure.subplots(2, 2)
     for row, (column, label) in zip(grid, (("evaluation_error", "evaluation error, %"), ("loss", "loss"))):
         for axes, abscissa in zip(row, ("step", "seconds")):
-            for name, rows in metrics.items():
+            for number, (name, rows) in enumerate(metrics.items()):
                 points = [(values[abscissa], values[column]) for values in rows if values[column] is not None]
-                if points:
-                    axes.plot(*zip(*points), label=plain(name, 40), marker="." if len(points) < 30 else None)
+                marker = "." if len(points) < 30 else None
+                x, y = zip(*points) if points else ((), ())  # a run without any has its place in the legend, too
+                axes.plot(x, y, label=plain(name, 40), marker=marker, color=f"C{number}")
             axes.set_xlabel(abscissa)
             axes.set_ylabel(label)
             axes.set_yscale("symlog", linthresh=0.01 if column == "loss" else 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torchcaps.atomic import write_atomically
 def png(figure: Figure, **options: Any) -> bytes:
     """The picture as the content of a PNG file; the same picture has the same bytes."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120, metadata={"Software": None}, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that no font here has
+        figure.savefig(content, format="png", dpi=120, metadata={"Software": None}, **options)
     return content.getvalue()
 
 

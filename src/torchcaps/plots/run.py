@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -82,6 +83,7 @@ def curves(metrics: Metrics) -> Figure:
     loss.set_yscale("log")
     _lines(error, metrics, {"train_error": "training batches", "evaluation_error": "evaluation"}, "error, %")
     error.set_yscale("symlog", linthresh=1.0)
+    error.margins(y=0.15)  # or a single point would lie on the edge
     error.set_ylim(bottom=0)
     error.yaxis.set_major_formatter("{x:g}")
     _lines(lengths, metrics, {"length_right": "right class", "length_wrong": "wrong classes"}, "capsule length")
@@ -94,6 +96,7 @@ def curves(metrics: Metrics) -> Figure:
         )
         spread.fill_between(steps, mean - deviation, mean + deviation, alpha=0.35, label="± standard deviation")
         spread.fill_between(steps, low, high, alpha=0.15, color="C0", label="extremes")
+        spread.ticklabel_format(axis="y", useOffset=False)
         spread.legend(frameon=False)
     else:
         spread.set_axis_off()
@@ -106,6 +109,7 @@ def _lines(axes: Axes, metrics: Metrics, columns: Mapping[str, str], label: str)
         if points:
             axes.plot(*zip(*points), label=name, marker="." if len(points) < 30 else None)
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
     axes.spines[["top", "right"]].set_visible(False)
     if len(columns) > 1:
@@ -152,7 +156,7 @@ def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
 
 @torch.inference_mode()
 def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> Figure:
-    """An image of every class above what the decoder draws of it, "true → predicted" above both."""
+    """An image of every class above what the decoder draws of it, its class "→ predicted" above both."""
     chosen = _one_of_each_class(sample, len(classes))
     images, parts, labels = sample.images[chosen], sample.parts[chosen], sample.labels[chosen]
     capsules = network(images).capsules
@@ -180,7 +184,10 @@ def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> 
                 axes.set_ylabel(names[row], size=8)
         true, found = (_named(row[number], classes) for row in (labels, predicted))
         right = set(predicted[number].tolist()) == set(labels[number].tolist())
-        grid[block * height][column].set_title(f"{true} → {found}", size=7, color="black" if right else "C3")
+        grid[block * height][column].set_title(f"{true}\n→ {found}", size=7, color="black" if right else "C3")
+    there = {label for labels in sample.labels.tolist() for label in labels if label >= 0}
+    if len(chosen) < len(there):
+        figure.suptitle(f"the first {len(chosen)} of {len(classes)} classes", size=9)
     return figure
 
 
@@ -195,7 +202,7 @@ def _one_of_each_class(sample: Batch, classes: int) -> list[int]:
 
 
 def _named(labels: Tensor, classes: Sequence[str]) -> str:
-    return "+".join(plain(classes[label], 10) for label in labels.tolist() if label >= 0)
+    return "+".join(plain(classes[label], 14) for label in labels.tolist() if label >= 0)
 
 
 def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Figure:
@@ -226,6 +233,7 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
             bare(grid[row][column])
         bar = figure.colorbar(picture, ax=list(grid[row]), shrink=0.8, pad=0.01)
         bar.ax.tick_params(labelsize=7)
+        bar.ax.ticklabel_format(axis="y", useOffset=False)
         grid[row][0].set_ylabel(name, size=8)
     if len(shown) < len(network.classes):
         figure.suptitle(f"the first {len(shown)} of {len(network.classes)} classes", size=9)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.splits import Batch, Split
+from torchcaps.functional import presence
 from torchcaps.models.base import Network
 from torchcaps.trained.scores import Change, score
 
@@ -40,7 +41,7 @@ def noise(network: Network, batch: Batch, *, strength: float) -> Tensor:
 
 
 def fgsm(network: Network, batch: Batch, *, strength: float) -> Tensor:
-    """Each pixel moved by ``strength`` the way that raises the loss most (Goodfellow et al., 2015)."""
+    """Each pixel moved by ``strength`` the way that is worst for the answer (Goodfellow et al., 2015)."""
     return (batch.images + strength * _slope(network, batch.images, batch.labels).sign()).clamp(0, 1)
 
 
@@ -55,12 +56,20 @@ def pgd(network: Network, batch: Batch, *, strength: float) -> Tensor:
 
 
 def _slope(network: Network, images: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the loss with respect to the images."""
+    """The gradient, by the images, of how much longer the longest wrong capsule is than the shortest right one.
+
+    Not of the margin loss, which has none where the answer is sure. Where lengths have none, that of the loss.
+    """
     with torch.enable_grad():
         seen = images.detach().clone().requires_grad_()
-        loss = network.loss(network(seen).capsules, labels)
-        (slope,) = torch.autograd.grad(loss, seen)
-    return slope
+        capsules = network(seen).capsules
+        lengths = capsules.activations
+        right = presence(labels, lengths.shape[1]) > 0
+        lead = lengths.masked_fill(right, -1).amax(1) - lengths.masked_fill(~right, 2).amin(1)
+        (slope,) = torch.autograd.grad(lead.sum(), seen, retain_graph=True)
+        (of_loss,) = torch.autograd.grad(network.loss(capsules, labels), seen)
+    flat = (slope == 0).flatten(1).all(1)
+    return torch.where(flat[:, None, None, None], of_loss, slope)
 
 
 @dataclass(frozen=True)

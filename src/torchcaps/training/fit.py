@@ -101,6 +101,8 @@ def fit(
     plan.batches(0, fabric.world_size if fabric.world_size > 1 else config.run.devices)
     network = plan.build_network(own)
     console = console or Console(markup=False, emoji=False)
+    if config.run.start_from and not (resume and RunFolder(resume).checkpoints.paths()):
+        _start_from(network, Path(config.run.start_from), own, console)
     path = resume or _out(config)
     with contextlib.ExitStack() as stack:
         if is_first_process():  # before other processes start, so that a mistake is told once and ends the command
@@ -117,23 +119,35 @@ def fit(
             say(console, table(header_rows(plan, network, path)))
         fabric.launch()
         folder = RunFolder(fabric.broadcast(path))
-        if config.run.start_from and not folder.checkpoints.paths():
-            _start_from(network, Path(config.run.start_from), own, console)
         return _Run(fabric, plan, network, folder, callbacks, console).to_the_end()
 
 
 def _start_from(network: Network, path: Path, own: Own | None, console: Console) -> None:
     """Take over the weights of another network, as far as names and shapes agree."""
     own = own or Own()
-    other = load(path, routing=own.routing, backbone=own.backbone).state_dict()
+    other = load(path, routing=own.routing, backbone=own.backbone)
     state = network.state_dict()
-    fitting = {name: tensor for name, tensor in other.items() if name in state and tensor.shape == state[name].shape}
+    fitting = {
+        name: tensor
+        for name, tensor in other.state_dict().items()
+        if name in state and tensor.shape == state[name].shape
+    }
     if not fitting:
-        raise UserError(f"Nothing of the network in {path} fits this one.")
+        raise UserError(
+            f"Nothing of the network in {path} fits this one: that is {_described(other)}, and this is "
+            f"{_described(network)}."
+        )
     network.load_state_dict({**state, **fitting})
-    fresh = [name for name in state if name not in fitting]
     if is_first_process():
-        say(console, f"Starting from {path}" + (f"; new are {', '.join(fresh)}." if fresh else "."))
+        new = len(state) - len(fitting)
+        say(console, f"Starting from {path}" + (f"; {new} of {len(state)} parts are new." if new else "."))
+
+
+def _described(network: Network) -> str:
+    """What has to be the same for weights to fit."""
+    stem = getattr(network.config, "stem", None)
+    front = f" with the {stem} stem" if stem else ""
+    return f"a {network.config.name}{front} for images of {'x'.join(map(str, network.image_shape))}"
 
 
 def _out(config: TrainingConfig) -> Path:

@@ -22,15 +22,13 @@ def header_rows(plan: Plan, network: Network, folder: Path) -> list[tuple[str, s
     stem = getattr(config.model, "stem", None)
     steps = plan.total_steps
     epochs = steps / plan.batches().steps_per_epoch
+    batch_size = plan.batches().batch_size
+    length = f"{epochs:.3g} epoch{'s' if epochs != 1 else ''}"
     return [
         *plan.data.report.rows(),
         ("network", f"{kind}{f', {stem} stem' if stem else ''}: {network.numbers():,} numbers"),
         ("", f"{rows} x {columns} places with {types} capsules; {'a' if network.decoder else 'no'} decoder"),
-        (
-            "training",
-            f"{steps:,} steps of {plan.batches().batch_size} images ({epochs:.3g} epochs), {config.optimiser.name}, "
-            f"seed {run.seed}",
-        ),
+        ("training", f"{steps:,} steps of {batch_size} images ({length}), {config.optimiser.name}, seed {run.seed}"),
         *([("", "every class equally often")] if config.data.sampling == "balanced" else []),
         ("augmented", _augmentation(config.augmentation)),
         ("memory", f"about {memory_needed(plan, network) / 2**30:.1f} GB"),
@@ -53,7 +51,7 @@ def memory_needed(plan: Plan, network: Network) -> int:
     return INTERPRETER + weights * COPIES + share * network.numbers_per_image() * BYTES + data
 
 
-INTERPRETER = 500 * 2**20
+INTERPRETER = 600 * 2**20
 """What Python and the libraries take by themselves."""
 COPIES = 11
 """Of the weights, at the most: with gradients, averages, transforms, and what an evaluation and a checkpoint hold."""

@@ -37,7 +37,7 @@ class BenchNetwork:
 
 def _network(image_shape: tuple[int, int, int], labels_per_image: int = 1, **settings: Any) -> BenchNetwork:
     task = TaskConfig(image_shape=image_shape, classes=tuple("0123456789"), labels_per_image=labels_per_image)
-    return BenchNetwork(task, CapsNetConfig(**settings))
+    return BenchNetwork(task, CapsNetConfig(**settings).resolved(task))
 
 
 _CIFAR: dict[str, Any] = {"primary_capsules": 64, "negative_slope": 0.2, "reconstruction": False}
