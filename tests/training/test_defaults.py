@@ -136,7 +136,7 @@ def test_the_header_says_what_was_chosen():
         "l2 routing, paper stem",
         "steps of 16 images (",
         "epochs), muon",
-        "shift 2",
+        "not at all",
         "GB",
         "runs/x",
     ):
