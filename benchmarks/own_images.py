@@ -34,7 +34,7 @@ from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ["folder", "seed", "torchcaps", "cnn", "svm", "logistic", "images", "steps", "seconds", "memory_mb"]
+COLUMNS = ["folder", "seed", "torchcaps", "cnn", "svm", "logistic", "images", "steps", "memory_mb"]
 Pictures = Iterator[tuple[str, Image.Image]]
 """Class and picture."""
 
@@ -227,14 +227,13 @@ def tried(name: str, seed: int, threads: str, options: list[str]) -> list[object
         trained = TrainedRun(run)
         result = RunResult.read(run / "result.json")
         errors = [result.test_error_percent, cnn_error(trained, seed), *pixel_errors(trained)]
-        seconds, memory = round(result.seconds, 1), result.peak_memory_mb
     print(
         f"{name}, seed {seed}: torchcaps {errors[0]:.1f}, CNN {errors[1]:.1f}, SVM {errors[2]:.1f}, "
-        f"logistic regression {errors[3]:.1f} % wrong; {seconds} s",
+        f"logistic regression {errors[3]:.1f} % wrong",
         flush=True,
     )
     counted = [round(error, 2) for error in errors]
-    return [name, seed, *counted, result.images_seen, result.steps, seconds, memory]
+    return [name, seed, *counted, result.images_seen, result.steps, result.peak_memory_mb]
 
 
 if __name__ == "__main__":

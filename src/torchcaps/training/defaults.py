@@ -8,34 +8,41 @@ from torchcaps.training.config import DEFAULT_EPOCHS, DEFAULT_WARMUP, TrainingCo
 
 LARGEST_BATCH = 128
 SMALLEST_BATCH = 16
-FEWEST_STEPS = 200
-"""Steps that a network needs, however few images there are."""
+FEWEST_STEPS = 400
+"""Steps that a network needs, however few images there are: more than that, and batches can be larger."""
 FEWEST_SHOWN = 10_000
 """Images that it needs to be shown, however often the same ones."""
+SHOWN_OF_A_CLASS = 250
+"""The same of each class, on average."""
 UNEVEN = 5
 """Times as many images as another class has, from which every class is shown equally often."""
 
 
-def default_batch_size(images: int, devices: int = 1) -> int:
-    """The largest power of two with at least ten batches in an epoch, from 16 to 128; or all images.
+def default_shown(images: int, classes: int) -> int:
+    """How many images training shows at least."""
+    return max(DEFAULT_EPOCHS * images, FEWEST_SHOWN, SHOWN_OF_A_CLASS * classes)
 
-    >>> [default_batch_size(images) for images in (60_000, 1437, 267, 40)]
-    [128, 128, 16, 16]
+
+def default_batch_size(images: int, classes: int, devices: int = 1) -> int:
+    """The largest power of two with at least 400 steps, from 16 to 128; or all images.
+
+    >>> [default_batch_size(images, 10) for images in (60_000, 1437, 267, 40, 9)]
+    [128, 32, 16, 16, 9]
     """
-    size = SMALLEST_BATCH
-    while size < LARGEST_BATCH and size * 2 * 10 <= images:
-        size *= 2
+    size = LARGEST_BATCH
+    while size > SMALLEST_BATCH and size * FEWEST_STEPS > default_shown(images, classes):
+        size //= 2
     return -(-min(size, max(1, images)) // devices) * devices
 
 
-def default_epochs(images: int, batch_size: int) -> int:
-    """Ten, or as many as make 200 steps and show 10,000 images.
+def default_epochs(images: int, classes: int, batch_size: int) -> int:
+    """Ten, or as many as show 10,000 images and 250 of each class.
 
-    >>> default_epochs(60_000, 128), default_epochs(1437, 128), default_epochs(240, 16)
-    (10, 19, 42)
+    >>> default_epochs(60_000, 10, 128), default_epochs(240, 5, 16), default_epochs(1600, 100, 32)
+    (10, 42, 16)
     """
-    steps = max(FEWEST_STEPS, -(-FEWEST_SHOWN // batch_size))
-    return max(DEFAULT_EPOCHS, -(-steps // max(1, images // batch_size)))
+    in_an_epoch = max(1, images // batch_size) * batch_size
+    return max(DEFAULT_EPOCHS, -(-default_shown(images, classes) // in_an_epoch))
 
 
 def default_sampling(counts: Sequence[int], labels_per_image: int | None) -> str:
@@ -48,15 +55,15 @@ def default_sampling(counts: Sequence[int], labels_per_image: int | None) -> str
     return "balanced" if uneven and labels_per_image == 1 else "even"
 
 
-def filled_in(config: TrainingConfig, *, images: int, has_validation: bool) -> TrainingConfig:
-    """The configuration with everything that depends on the number of training images."""
+def filled_in(config: TrainingConfig, *, images: int, classes: int, has_validation: bool) -> TrainingConfig:
+    """The configuration with everything that depends on the number of training images and classes."""
     run, optimiser = config.run, config.optimiser
     if run.batch_size is None:
-        run = run.replace(batch_size=default_batch_size(images, run.devices))
+        run = run.replace(batch_size=default_batch_size(images, classes, run.devices))
     assert run.batch_size is not None
     steps_per_epoch = max(1, images // run.batch_size)
     if run.epochs is None and run.steps is None:
-        run = run.replace(epochs=default_epochs(images, run.batch_size))
+        run = run.replace(epochs=default_epochs(images, classes, run.batch_size))
     if run.keep is None:
         run = run.replace(keep="best" if has_validation else "last")
     if optimiser.warmup is None:

@@ -45,7 +45,9 @@ class Plan:
             mean=(0.0,) if config.augmentation.standardise else data.mean,
             std=(1.0,) if config.augmentation.standardise else data.std,
         )
-        filled = filled_in(config, images=len(data.train), has_validation=data.validation is not None)
+        filled = filled_in(
+            config, images=len(data.train), classes=len(data.classes), has_validation=data.validation is not None
+        )
         if config.data.sampling == "auto":
             weighted = config.data.class_weights != "none"
             counts = data.train.class_counts(len(data.classes)).tolist()

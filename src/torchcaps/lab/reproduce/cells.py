@@ -69,7 +69,7 @@ class Cell:
     @property
     def total_steps(self) -> int:
         images = self.benchmark.train_images
-        run = filled_in(self.config, images=images, has_validation=False).run
+        run = filled_in(self.config, images=images, classes=10, has_validation=False).run
         return run.steps or (run.epochs or 1) * (images // (run.batch_size or 1))
 
     def set_aside_damage(self, say: Callable[[str], None]) -> None:
