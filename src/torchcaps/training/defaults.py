@@ -18,9 +18,8 @@ UNEVEN = 5
 """Times as many images as another class has, from which every class is shown equally often."""
 
 
-def default_shown(images: int, classes: int) -> int:
-    """How many images training shows at least."""
-    return max(DEFAULT_EPOCHS * images, FEWEST_SHOWN, SHOWN_OF_A_CLASS * classes)
+def _fewest_shown(classes: int) -> int:
+    return max(FEWEST_SHOWN, SHOWN_OF_A_CLASS * classes)
 
 
 def default_batch_size(images: int, classes: int, devices: int = 1) -> int:
@@ -29,8 +28,9 @@ def default_batch_size(images: int, classes: int, devices: int = 1) -> int:
     >>> [default_batch_size(images, 10) for images in (60_000, 1437, 267, 40, 9)]
     [128, 32, 16, 16, 9]
     """
+    shown = max(DEFAULT_EPOCHS * images, _fewest_shown(classes))
     size = LARGEST_BATCH
-    while size > SMALLEST_BATCH and size * FEWEST_STEPS > default_shown(images, classes):
+    while size > SMALLEST_BATCH and size * FEWEST_STEPS > shown:
         size //= 2
     return -(-min(size, max(1, images)) // devices) * devices
 
@@ -42,7 +42,7 @@ def default_epochs(images: int, classes: int, batch_size: int) -> int:
     (10, 42, 16)
     """
     in_an_epoch = max(1, images // batch_size) * batch_size
-    return max(DEFAULT_EPOCHS, -(-default_shown(images, classes) // in_an_epoch))
+    return max(DEFAULT_EPOCHS, -(-_fewest_shown(classes) // in_an_epoch))
 
 
 def default_sampling(counts: Sequence[int], labels_per_image: int | None) -> str:
