@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Any
 
 from torchcaps.errors import UserError
 
@@ -30,7 +32,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as error:
         unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -40,6 +42,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         if isinstance(error, OSError) and error.filename == os.fspath(unfinished):  # a name that nobody gave
             raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         raise
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Replace ``path`` by a file with these values, to be read by people, too."""
+    write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
 
 
 def check_replaceable(path: Path) -> None:
@@ -53,11 +60,12 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where folders can be synced."""
-    if not hasattr(os, "O_DIRECTORY"):
+def sync_folder(folder: Path) -> None:
+    """Make sure that names just changed in a folder outlast a power cut, where the system can do that."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # a system on which folders cannot be opened
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:

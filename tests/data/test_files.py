@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.data.files import BadFile, open_regular, read_bytes, shown, sync_folder
+from torchcaps.atomic import sync_folder
+from torchcaps.data.files import BadFile, open_regular, read_bytes, shown
 from torchcaps.errors import UserError
 
 

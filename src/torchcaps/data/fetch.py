@@ -27,7 +27,8 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchcaps.data.files import BadFile, open_regular, shown, sync_folder
+from torchcaps.atomic import sync_folder
+from torchcaps.data.files import BadFile, open_regular, shown
 from torchcaps.data.sources import SAME_FILES, SOURCES, File, Package, Source
 from torchcaps.data.unpack import Named, cifar_from_png, contents
 from torchcaps.errors import UserError

@@ -81,15 +81,3 @@ def read_bytes(path: Path, limit: int) -> bytearray:
     if max(size, len(content)) > limit:
         raise BadFile(shown(path), f"is too large: it has {max(size, len(content)):,} bytes, the limit is {limit:,}")
     return content
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure that names just changed in a folder outlast a power cut, where the system can do that."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # a system on which folders cannot be opened
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

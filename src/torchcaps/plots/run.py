@@ -83,8 +83,7 @@ def curves(metrics: Metrics) -> Figure:
     loss.set_yscale("log")
     _lines(error, metrics, {"train_error": "training batches", "evaluation_error": "evaluation"}, "error, %")
     error.set_yscale("symlog", linthresh=1.0)
-    error.margins(y=0.15)  # or a single point would lie on the edge
-    error.set_ylim(bottom=0)
+    error.set_ylim(0, 1.3 * max(1e-3, error.dataLim.y1))  # or a single point would lie on the edge
     error.yaxis.set_major_formatter("{x:g}")
     _lines(lengths, metrics, {"length_right": "right class", "length_wrong": "wrong classes"}, "capsule length")
     lengths.set_ylim(0, 1)
@@ -109,7 +108,7 @@ def _lines(axes: Axes, metrics: Metrics, columns: Mapping[str, str], label: str)
         if points:
             axes.plot(*zip(*points), label=name, marker="." if len(points) < 30 else None)
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel(label)
     axes.spines[["top", "right"]].set_visible(False)
     if len(columns) > 1:

@@ -6,7 +6,6 @@ sent or fetched. :class:`Pretrained` has what else the hub offers, ``push_to_hub
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 import torchcaps
-from torchcaps.atomic import write_atomically
+from torchcaps.atomic import write_json
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.files import MODEL_FILE, load
@@ -55,7 +54,7 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
     def _save_pretrained(self, save_directory: Path) -> None:
         self.network.save(save_directory / MODEL_FILE, precision=self._precision)
         settings = {"library": "torchcaps", "version": torchcaps.__version__, **self.network.description()}
-        write_atomically(save_directory / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
+        write_json(save_directory / CONFIG, settings)
         write_card(save_directory, card(self.network, files={MODEL_FILE: ""}))
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.atomic import write_atomically
+from torchcaps.atomic import write_atomically, write_json
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.datasets import DataSet
 from torchcaps.data.datasets import load as load_data
@@ -169,7 +168,7 @@ class TrainedRun:
         report = PruningReport(path, pruned.capsules_removed, pruned.types_removed, changed, before, after)
         smaller = RunFolder.create(path, self.folder.config())
         values = {**asdict(report), "folder": path.name}
-        write_atomically(smaller.path / PRUNING, (json.dumps(values, indent=2) + "\n").encode())
+        write_json(smaller.path / PRUNING, values)
         pruned.network.save(smaller.network, precision=precision)
         if self.folder.metrics.is_file():
             write_atomically(smaller.metrics, self.folder.metrics.read_bytes())

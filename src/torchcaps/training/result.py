@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchcaps.atomic import DamagedFile, read_bytes, write_atomically
+from torchcaps.atomic import DamagedFile, read_bytes, write_json
 from torchcaps.errors import UserError
 from torchcaps.settings import Settings, setting
 
@@ -42,7 +42,7 @@ class RunResult(Settings):
     commit: str | None = setting(default=None)
 
     def write(self, path: Path) -> None:
-        write_atomically(path, (json.dumps(self.to_mapping(), indent=2) + "\n").encode())
+        write_json(path, self.to_mapping())
 
     @classmethod
     def read(cls, path: Path) -> RunResult:

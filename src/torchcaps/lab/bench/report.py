@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchcaps import __version__
-from torchcaps.atomic import write_atomically
+from torchcaps.atomic import write_atomically, write_json
 from torchcaps.errors import UserError
 from torchcaps.lab.bench import pictures
 from torchcaps.lab.bench.cases import REFERENCE, Case, ClassLayerStep, Inference, TrainingStep
@@ -221,7 +221,7 @@ def _keep(path: Path, summary: dict[str, Any]) -> None:
     writer.writeheader()
     writer.writerows(summary["rows"])
     write_atomically(Path(f"{path}.csv"), table.getvalue().encode())
-    write_atomically(Path(f"{path}.json"), (json.dumps(summary, indent=2) + "\n").encode())
+    write_json(Path(f"{path}.json"), summary)
     for (network, what, threads), rows in _groups(summary["rows"]).items():
         name = f"{path}-{slug(network)}-{threads}"
         if network == "class layer":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import torchcaps.plots  # noqa: F401  (first: it decides which settings matplotl
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from torchcaps.atomic import write_atomically
+from torchcaps.atomic import write_json
 from torchcaps.data.batches import evaluation_batches
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.cells import Cell
@@ -50,7 +49,7 @@ def draw_reconstructions(with_decoder: Cell, without: Cell, numbers: Path, pictu
         "squared_error_foreign_capsules": _squared_error(transferred, images),
         "squared_error_class_means": _squared_error(_class_means(plan)[labels[:, 0]], images),
     }
-    write_atomically(numbers, (json.dumps(report, indent=2) + "\n").encode())
+    write_json(numbers, report)
 
 
 @torch.inference_mode()

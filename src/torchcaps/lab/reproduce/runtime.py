@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchcaps.atomic import write_atomically
+from torchcaps.atomic import write_json
 from torchcaps.errors import UserError
 from torchcaps.lab.bench.cases import TrainingStep
 from torchcaps.lab.bench.measure import check_threads, measure
@@ -46,4 +45,4 @@ def measure_runtime(path: Path, budget_name: str, threads: int | None, say: Call
         "seconds_per_100_steps": {name: round(100 * outcome.median, 3) for name, outcome in outcomes.items()},
         "spread_percent": {name: round(100 * outcome.spread, 1) for name, outcome in outcomes.items()},
     }
-    write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
+    write_json(path, report)
