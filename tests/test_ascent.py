@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from naive import naive_update, naive_votes
@@ -603,3 +604,14 @@ def test_two_real_processes_step_as_one_does(tmp_path):
         torch.testing.assert_close(
             dict(torch.load(tmp_path / f"{rank}.pt", weights_only=True)), one, rtol=1e-9, atol=1e-12
         )
+
+
+def test_without_a_function_the_mean_is_that_of_torchs_processes(monkeypatch):
+    network = CapsuleLayer(6, 8, 3, 16)
+    poses, labels = torch.rand(4, 6, 8), torch.tensor([0, 1, 2, 0])
+    (alone,) = RoutingAscent(network).directions(network(poses), labels)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(3))  # as if the other had found twice as much
+    (together,) = RoutingAscent(network).directions(network(poses), labels)
+    torch.testing.assert_close(together, 1.5 * alone)
