@@ -265,7 +265,7 @@ def frozen(arguments: argparse.Namespace) -> None:
 
 def turned(images: Tensor) -> Tensor:
     degrees = torch.full((len(images),), 30.0)
-    return turn(images, degrees, torch.ones(len(images)))
+    return turn((255 * images).round().byte(), degrees, torch.ones(len(images))).float() / 255
 
 
 def moved(images: Tensor) -> Tensor:
