@@ -216,11 +216,7 @@ class CompiledPlan:
 
     def __init__(self, shape: ConvolutionShape, tile: tuple[int, int]) -> None:
         self.shape = shape
-        down, across = (
-            min(extent, (size - 1) * shape.stride + shape.kernel - shape.padding)
-            for size, extent in zip(shape.size, shape.extent or (10**9, 10**9))
-        )
-        self.used = (down, across)  # the inputs that any output depends on
+        down, across = self.used = shape.used
         self.rows = len(_starts(shape.size[0], tile[0])) * len(_starts(shape.size[1], tile[1])) * shape.batch
         taps = taps_of_phases(shape.kernel, shape.stride)
         self.points = Points(*([width + count - 1 for count in taps] for width in tile))

@@ -41,6 +41,13 @@ class ConvolutionShape:
         rows, cols = ((size + 2 * padding - kernel) // stride + 1 for size in extent)
         return cls(batch, channels, outputs, (rows, cols), kernel, stride, padding, extent if padding else None)
 
+    @property
+    def used(self) -> tuple[int, int]:
+        """Rows and columns of the input, without padding, that any output depends on."""
+        reach = [(size - 1) * self.stride + self.kernel - self.padding for size in self.size]
+        rows, cols = reach if self.extent is None else map(min, reach, self.extent)
+        return rows, cols
+
 
 @dataclass(frozen=True)
 class BilinearPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 from torchcaps.lab.bench.networks import NETWORKS
@@ -10,8 +11,6 @@ from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.ops.bilinear import taps_of_phases
 from torchcaps.ops.plan import ConvolutionShape, best_tile
-
-Pair = tuple[int, int]
 
 
 def training_gflop(network_name: str, batch: int) -> float:
@@ -26,37 +25,28 @@ def training_gflop(network_name: str, batch: int) -> float:
     front = network.front
     assert isinstance(front, ImageCapsules)
     channels, image_channels, kernel = front.first.weight.shape[:3]
-    hidden = _hidden_size(front, network.image_shape)
-    first = batch * hidden[0] * hidden[1] * channels * (image_channels * kernel**2 + 1)
+    shape = _second_convolution(front, batch)
+    first = batch * math.prod(shape.used) * channels * (image_channels * kernel**2 + 1)
     capsules = batch * sum(layer.weight.numel() for layer in network.layers if isinstance(layer, CapsuleLayer))
     labels = network.task.labels_per_image
     decoder = network.decoder
     drawn = 0 if decoder is None else batch * labels * sum(parameter.numel() for parameter in decoder.parameters())
-    rows, columns, types = front.map_shape
-    second = bilinear_multiplications(
-        ConvolutionShape(batch, channels, types * front.size, (rows, columns), kernel, front.STRIDE), hidden
-    )
     # forward and weight gradient; with input gradient; with the ascent's gradient as well
-    return 2 * (2 * first + second + 4 * capsules + 3 * drawn) / 1e9
+    return 2 * (2 * first + bilinear_multiplications(shape) + 4 * capsules + 3 * drawn) / 1e9
 
 
-def _hidden_size(front: ImageCapsules, image_shape: tuple[int, int, int]) -> Pair:
-    """Rows and columns between the convolutions, without padding."""
+def _second_convolution(front: ImageCapsules, batch: int) -> ConvolutionShape:
     grow = 2 * front.padding - front.first.kernel_size[0] + 1
-    return image_shape[1] + grow, image_shape[2] + grow
+    rows, columns = (side + grow for side in front.image_shape[1:])
+    return ConvolutionShape.of(batch, (rows, columns), front.second.weight, front.STRIDE, front.padding)
 
 
-def bilinear_multiplications(shape: ConvolutionShape, inputs: Pair) -> float:
-    """Forward and both gradients of the strided convolution.
-
-    Args:
-        shape: of the convolution.
-        inputs: rows and columns it is given. Padding adds none: zeros need not be transformed.
-    """
+def bilinear_multiplications(shape: ConvolutionShape) -> float:
+    """Forward and both gradients of the strided convolution. Zeros of the padding are not transformed."""
     tile = best_tile(shape)
     taps = taps_of_phases(shape.kernel, shape.stride)
     tiles = [-(-size // width) for size, width in zip(shape.size, tile)]
-    samples_there = [-(-size // shape.stride) for size in inputs]
+    samples_there = [-(-size // shape.stride) for size in shape.used]
     total = 0.0
     for phase_taps in product(taps, repeat=2):
         kernel_points = [width + count - 1 for width, count in zip(tile, phase_taps)]
