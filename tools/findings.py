@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -247,7 +247,7 @@ def learned(
 
 def frozen(arguments: argparse.Namespace) -> None:
     train_images, test_images = images_of("fashion-mnist", arguments.data_dir)
-    rows = []
+    table = Table(arguments.out / "frozen.csv", ["way", "seed"], ["step", "test_error_percent"])
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         torch.manual_seed(seed)
         network = CapsuleNetwork((1, 28, 28), 10, L2Routing(strength=0.0), reconstruction=False)
@@ -255,12 +255,11 @@ def frozen(arguments: argparse.Namespace) -> None:
         shuffled_images = Examples(train_images.inputs[order], train_images.labels[order])
         known, test = in_capsules(network, shuffled_images), in_capsules(network, test_images)
         held_out, given = known.part(slice(HELD_OUT)), known.part(slice(HELD_OUT, None))
-        rows.append(["nothing", seed, "", round(error(network, test), 2)])
+        table.add(["nothing", seed], "", error(network, test))
         for way, (learn, rates) in WAYS.items():
-            best, rate = learned(network, learn, rates, given, held_out, epochs=3)
-            rows.append([way, seed, rate, round(error(best, test), 2)])
-            print(*rows[-1], flush=True)
-    write(arguments.out / "frozen.csv", ["way", "seed", "step", "test_error_percent"], rows)
+            if not table.has(way, seed):
+                best, rate = learned(network, learn, rates, given, held_out, epochs=3)
+                table.add([way, seed], rate, error(best, test))
 
 
 def turned(images: Tensor) -> Tensor:
@@ -289,13 +288,11 @@ def adapt(arguments: argparse.Namespace) -> None:
         **WAYS,
         "all weights by back-propagation": (fine_tune, (0.001, 0.01)),
     }
-    rows: list[list[Any]] = [
-        ["as it is", "nothing", 0, 0, "", round(error(network, in_capsules(network, test_images)), 2)]
-    ]
+    table = Table(arguments.out / "adapt.csv", ["images", "way", "labelled", "seed"], ["step", "test_error_percent"])
+    table.add(["as it is", "nothing", 0, 0], "", error(network, in_capsules(network, test_images)))
     for change, apply in CHANGES.items():
         test = in_capsules(network, Examples(apply(test_images.inputs), test_images.labels))
-        rows.append([change, "nothing", 0, 0, "", round(error(network, test), 2)])
-        print(*rows[-1], flush=True)
+        table.add([change, "nothing", 0, 0], "", error(network, test))
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             order = torch.randperm(len(train_images.labels), generator=torch.Generator().manual_seed(seed))
             for count, epochs in GIVEN.items():
@@ -303,23 +300,42 @@ def adapt(arguments: argparse.Namespace) -> None:
                 images = Examples(apply(train_images.inputs[rows_of]), train_images.labels[rows_of])
                 capsules = in_capsules(network, images)
                 for way, (learn, rates) in ways.items():
+                    if table.has(change, way, count, seed):
+                        continue
                     known = images if learn is fine_tune else capsules
                     held_out, given = known.part(slice(HELD_OUT // 4)), known.part(slice(HELD_OUT // 4, None))
                     best, rate = learned(network, learn, rates, given, held_out, epochs)
                     seen = test
                     if learn is fine_tune:
                         seen = in_capsules(best, Examples(apply(test_images.inputs), test_images.labels))
-                    rows.append([change, way, count, seed, rate, round(error(best, seen), 2)])
-                    print(*rows[-1], flush=True)
-    write(arguments.out / "adapt.csv", ["images", "way", "labelled", "seed", "step", "test_error_percent"], rows)
+                    table.add([change, way, count, seed], rate, error(best, seen))
 
 
-def write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, "processor"])
-        writer.writerows([*row, cpu_name()] for row in rows)
+class Table:
+    """A CSV file that grows row by row, so that what was measured is not measured again."""
+
+    def __init__(self, path: Path, keys: Sequence[str], values: Sequence[str]) -> None:
+        self._path = path
+        self._there: set[tuple[str, ...]] = set()
+        if path.exists():
+            with path.open(newline="") as file:
+                self._there = {tuple(row[key] for key in keys) for row in csv.DictReader(file)}
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write([*keys, *values, "processor"])
+
+    def has(self, *key: object) -> bool:
+        return tuple(map(str, key)) in self._there
+
+    def add(self, key: Sequence[object], step: float | str, error: float) -> None:
+        if not self.has(*key):
+            self._there.add(tuple(map(str, key)))
+            self._write([*key, step, round(error, 2), cpu_name()])
+            print(*key, step, round(error, 2), flush=True)
+
+    def _write(self, row: Sequence[object]) -> None:
+        with self._path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
 
 
 EXPERIMENTS = {"labels": few_labels, "noise": wrong_labels, "frozen": frozen, "adapt": adapt}
