@@ -34,7 +34,7 @@ from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ["folder", "seed", "torchcaps", "cnn", "svm", "logistic", "images", "steps", "memory_mb"]
+COLUMNS = ["folder", "seed", "torchcaps", "cnn", "svm", "logistic", "images", "steps"]
 Pictures = Iterator[tuple[str, Image.Image]]
 """Class and picture."""
 
@@ -233,7 +233,7 @@ def tried(name: str, seed: int, threads: str, options: list[str]) -> list[object
         flush=True,
     )
     counted = [round(error, 2) for error in errors]
-    return [name, seed, *counted, result.images_seen, result.steps, result.peak_memory_mb]
+    return [name, seed, *counted, result.images_seen, result.steps]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ from torchcaps.routing.discriminative import L2Routing
 from torchcaps.routing.registry import own_name
 from torchcaps.settings import SettingError
 
+MOST_NUMBERS_EVALUATED = 2**27
+"""That the stems of large images hold at a time."""
+
 
 @final
 class CapsuleNetwork(Network):
@@ -96,6 +99,9 @@ class CapsuleNetwork(Network):
         )
         if any(layer_routing.holds_votes for layer_routing in routings):
             self.evaluation_batch = 100
+        if isinstance(self.front, StemCapsules):
+            fitting = MOST_NUMBERS_EVALUATED // self.front.numbers_per_image()
+            self.evaluation_batch = max(10, min(self.evaluation_batch, fitting))
         self.decoder = Decoder(classes, config.class_size, task.image_shape) if config.reconstruction else None
 
     def _constants(self) -> dict[str, Tensor]:
