@@ -323,7 +323,7 @@ def test_a_model_that_is_no_mapping_is_refused(values):
 
 
 def test_a_setting_of_another_model_is_refused():
-    with pytest.raises(SettingError, match=r"^model\.matrix_sizes is not a setting: there are reconstruction, layers, conv"):
+    with pytest.raises(SettingError, match=r"^model\.matrix_sizes is not a setting: there are reconstruction, layers"):
         ModelConfig.from_mapping({"name": "capsnet", "matrix_sizes": [1, 1, 1, 1]}, where="model")
     with pytest.raises(SettingError, match=r"^padding is not a setting"):
         CnnConfig.from_mapping({"padding": "same"})
