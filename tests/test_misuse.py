@@ -76,7 +76,7 @@ MISTAKES = {
         "no graph",
     ),
     "parameters for a network": (lambda: RoutingAscent(small_network().parameters()), TypeError, "must be a module"),
-    "a routing for a network": (lambda: RoutingAscent(L2Routing()), ValueError, "no layer"),
+    "a routing for a network": (lambda: RoutingAscent(L2Routing()), ValueError, "in a layer"),
     "an objective's name": (lambda: RoutingAscent(small_network(), objective="ratio"), TypeError, "objective must be"),
     "no directions": (lambda: RoutingAscent(small_network()).move([]), ValueError, "shorter"),
     "no types": (lambda: GroupPenalty(1.0, types=0), ValueError, "types must be"),

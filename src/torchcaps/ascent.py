@@ -274,7 +274,7 @@ class RoutingAscent(torch.optim.Optimizer):
         routings = [module for module in network.modules() if isinstance(module, DiscriminativeRouting)]
         if not (routings and all(routing.connected for routing in routings)):
             raise ValueError(
-                "the network has no layer with discriminative routing (L2Routing, L1Routing), whose coefficients ascend"
+                "the network has no discriminative routing (L2Routing, L1Routing in a layer) whose coefficients ascend"
             )
         _check_gamma(gamma)
         parts = {
