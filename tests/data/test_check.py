@@ -4,7 +4,7 @@ import pytest
 from data_examples import picture_folder
 from PIL import Image
 
-from torchcaps.data.check import CheckReport, check_data, draw_contact_sheet
+from torchcaps.data.check import CheckReport, check_data, draw_contact_sheet, label_font
 from torchcaps.data.config import DataConfig
 from torchcaps.errors import UserError
 
@@ -78,3 +78,12 @@ def test_contact_sheet(tmp_path: Path) -> None:
         assert sheet.getpixel((160 + 2 * 28 + 12, 32 + 12)) == (50, 2, 99)
         assert sheet.getpixel((160 + 3 * 28 + 12, 32 + 12)) == (255, 255, 255)
         assert len(set(sheet.crop((0, 0, 150, 60)).get_flattened_data())) > 1  # the names
+
+
+def test_the_labels_of_a_sheet_have_letters_of_many_languages():
+    def drawn(letter):
+        mask = label_font().getmask(letter)
+        return mask.size, bytes(mask)
+
+    unknown = drawn("\uffff")
+    assert all(drawn(letter) != unknown for letter in "ößçšДλא")

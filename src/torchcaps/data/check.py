@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torchcaps.data.datasets import list_pictures
 from torchcaps.data.files import BadFile, read_bytes, shown
 from torchcaps.data.images import MAX_BYTES, ImageFacts, decode_whole
 from torchcaps.data.listing import Listing, Picture
-from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table
+from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table, terminal_width
 from torchcaps.errors import UserError
 
 FEW = 10  # images of a class, below which little can be learned
@@ -137,7 +138,7 @@ def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, sid
     if path.suffix.lower() != ".png":
         raise UserError(f"a contact sheet is a PNG file, and {shown(path)} does not end in .png")
     listing = list_pictures(config.name)
-    font = ImageFont.load_default()
+    font = label_font()
     text_width = 160
     step = side + _MARGIN
     classes = listing.classes[:MOST_ROWS]
@@ -146,8 +147,9 @@ def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, sid
     drawn = 0
     for row, name in enumerate(classes):
         top = _MARGIN + row * step
-        label = short(name).encode("latin-1", "backslashreplace").decode("latin-1")  # the font knows no more
-        drawing.text((_MARGIN, top + side // 2 - 6), label[:24], fill="black", font=font)
+        # Letters of two columns are those of scripts that the font does not have.
+        label = "".join(letter if terminal_width(letter) == 1 else ascii(letter)[1:-1] for letter in short(name))
+        drawing.text((_MARGIN, top + side // 2 - 7), label[:22], fill="black", font=font)
         for column, image in enumerate(_thumbnails(listing.pictures(), row, columns, side)):
             corner = text_width + column * step + (side - image.width) // 2, top + (side - image.height) // 2
             sheet.paste(image, corner)
@@ -158,6 +160,14 @@ def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, sid
     sheet.save(content, "PNG")
     write_atomically(path, content.getvalue())
     return len(classes)
+
+
+def label_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Matplotlib's own font, which knows more letters than Pillow's. Matplotlib itself is not imported."""
+    found = importlib.util.find_spec("matplotlib")
+    folders = found.submodule_search_locations if found else None
+    file = Path(folders[0] if folders else "") / "mpl-data/fonts/ttf/DejaVuSans.ttf"
+    return ImageFont.truetype(str(file), 12) if file.is_file() else ImageFont.load_default()
 
 
 def _thumbnails(pictures: Sequence[Picture], label: int, count: int, side: int) -> list[Image.Image]:

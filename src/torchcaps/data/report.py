@@ -96,7 +96,7 @@ def class_lines(classes: Sequence[str], class_counts: Mapping[str, Sequence[int]
     """A table of images by class and split, or a summary if there are many classes."""
     if len(classes) > LISTED_CLASSES:
         return [f"{split}: {_spread(counts)}" for split, counts in class_counts.items()]
-    width = max(columns(short(name)) for name in classes)
+    width = max(terminal_width(short(name)) for name in classes)
     lines = [f"{'':{width}} " + "".join(f"{split:>12}" for split in class_counts)]
     for label, name in enumerate(classes):
         numbers = "".join(f"{counts[label]:>12,}" for counts in class_counts.values())
@@ -110,14 +110,14 @@ def _spread(counts: Sequence[int]) -> str:
     return f"{min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
 
 
-def columns(text: str) -> int:
+def terminal_width(text: str) -> int:
     """The width of a text on a terminal, where some letters take two columns."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def padded(text: str, width: int) -> str:
     """The text with spaces after it, as wide as this on a terminal."""
-    return text + " " * (width - columns(text))
+    return text + " " * (width - terminal_width(text))
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

@@ -23,11 +23,11 @@ def checked_iterations(iterations: int) -> int:
     return iterations
 
 
-def checked_start(start: float) -> float:
-    """Where coefficients start, if they can."""
-    if not math.isfinite(start):
-        raise ValueError(f"start must be finite, not {start}")
-    return float(start)
+def finite(name: str, value: float) -> float:
+    """The number that an option is given, if it is one."""
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value}")
+    return float(value)
 
 
 class Routing(nn.Module, ABC):

@@ -8,7 +8,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from torchcaps.routing.base import SharedRouting, checked_start
+from torchcaps.routing.base import SharedRouting, finite
 
 
 class DiscriminativeRouting(SharedRouting):
@@ -35,7 +35,7 @@ class DiscriminativeRouting(SharedRouting):
         super().__init__()
         if not strength >= 0:
             raise ValueError(f"strength (λ) must not be negative, got {strength}")
-        self.start = checked_start(start)
+        self.start = finite("start", start)
         self.strength = strength
 
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from torchcaps.functional import Capsules, runs_eagerly
-from torchcaps.routing.base import Routing, checked_iterations, checked_start
+from torchcaps.routing.base import Routing, checked_iterations, finite
 from torchcaps.routing.votes import Votes
 
 Normalise = Callable[[Tensor], Tensor]
@@ -202,7 +202,7 @@ class EMRouting(Routing):
         self.inverse_temperature = inverse_temperature
         self.decay = decay
         self.variance_floor = variance_floor
-        self._start = checked_start(beta_a), checked_start(beta_u)
+        self._start = finite("beta_a", beta_a), finite("beta_u", beta_u)
 
     def start_std(self, fan_in: int) -> float:
         return self.weight_std  # every vote counts by itself, whatever their number

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import nn
 
-from torchcaps.routing.base import SharedRouting, checked_start
+from torchcaps.routing.base import SharedRouting, finite
 
 
 @final
@@ -26,7 +26,7 @@ class LearnedRouting(SharedRouting):
 
     def __init__(self, *, start: float = 1.0) -> None:
         super().__init__()
-        self._start = checked_start(start)
+        self._start = finite("start", start)
 
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
         self.coefficients: nn.Parameter = nn.Parameter(torch.full((inputs, outputs), self._start))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from torchcaps.routing.base import SharedRouting, checked_start
+from torchcaps.routing.base import SharedRouting, finite
 
 
 @final
@@ -20,4 +20,4 @@ class UniformRouting(SharedRouting):
 
     def __init__(self, *, start: float = 1.0) -> None:
         super().__init__()
-        self.coefficients = checked_start(start)
+        self.coefficients = finite("start", start)
