@@ -1,5 +1,6 @@
 """The allocator is changed only when asked, and then keeps its memory. Subprocesses: the change is for good."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -7,11 +8,12 @@ import sys
 import pytest
 
 SCRIPT = """
-import resource, sys
+import os, resource, sys
 import torch, torchcaps.ops
 
 if sys.argv[1] == "keep":
     assert torchcaps.ops.keep_memory()
+assert ("THP_MEM_ALLOC_ENABLE" in os.environ) == (sys.argv[1] == "keep")  # how torch is asked for large pages
 
 def use():
     torch.empty(16 * 2**20).fill_(1)  # 64 MB
@@ -29,7 +31,9 @@ print(page_faults() - before)
 
 
 def page_faults(mode: str) -> int:
-    run = subprocess.run([sys.executable, "-c", SCRIPT, mode], capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    command = [sys.executable, "-c", SCRIPT, mode]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return int(run.stdout)
 
 
@@ -43,4 +47,6 @@ def test_does_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchcaps.ops import keep_memory
 
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     assert keep_memory() is False
+    assert "THP_MEM_ALLOC_ENABLE" not in os.environ

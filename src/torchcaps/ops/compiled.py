@@ -185,8 +185,9 @@ class Transform:
         self._job = np.zeros((), kernels.TRANSFORM)
         job = self._job
         job["phase_count"], job["row_count"], job["all_items"], job["channels"] = len(sides), row_count, items, channels
-        job["width"] = gcd(channels, kernels.BLOCK)
-        job["room"] = max(max(rows.samples, rows.points) * max(cols.samples, cols.points) for rows, cols in sides)
+        room = max(max(rows.samples, rows.points) * max(cols.samples, cols.points) for rows, cols in sides)
+        wide = 256 if 3 * room * 256 <= kernels.IN_CACHE else 64  # channels at a time
+        job["room"], job["width"] = room, gcd(channels, wide)
 
     def _address(self, array: np.ndarray[Any, Any]) -> int:
         self._kept.append(array)

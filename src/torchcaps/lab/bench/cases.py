@@ -42,10 +42,10 @@ class Case(ABC):
 
     def prepare(self) -> Callable[[], object]:
         """Set up this process, for good, and return what is to be timed."""
-        torch.set_num_threads(self.threads)
-        torch.manual_seed(0)
         if self.keep:
             keep_memory()
+        torch.set_num_threads(self.threads)
+        torch.manual_seed(0)
         return self.work()
 
     @abstractmethod
