@@ -108,6 +108,18 @@ def test_the_report_says_what_the_runs_say(cells, tmp_path):
         assert f"]({file})" in text
 
 
+def test_a_single_method_is_compared_with_nothing(tmp_path):
+    cells = mnist_cells(tmp_path, 1)
+    for cell in cells:
+        if cell.method == "l2":
+            finish(cell, 1.0, {10: 1.0})
+    keep(cells)
+    Report(tmp_path).write()
+    text = (tmp_path / "report.md").read_text()
+    assert "Nothing yet: no method has run beside" in text
+    assert "0 comparisons" not in text
+
+
 def test_errors_with_views_averaged_have_a_line_of_their_own(cells, tmp_path):
     results = keep(cells)
     for row in list(results.rows.values()):

@@ -142,14 +142,17 @@ class Report:
         yield "\n".join(lines)
 
     def _conclusions(self) -> Iterator[str]:
-        yield "## What the numbers allow to say"
-        if self.budget == "smoke":
-            yield "Nothing, at this budget. What is said of real runs looks as follows."
         comparisons = [
             comparison
             for benchmark in BENCHMARKS.values()
             for comparison in _comparisons(benchmark, self.columns[benchmark.data])
         ]
+        yield "## What the numbers allow to say"
+        if not comparisons:
+            yield "Nothing yet: no method has run beside dynamic routing or uniform coefficients on the same data."
+            return
+        if self.budget == "smoke":
+            yield "Nothing, at this budget. What is said of real runs looks as follows."
         yield (
             "Differences in points of test error, over the seeds that both methods have, with their 95 % interval; "
             "below zero is better. With several seeds the interval is Student's over the seeds, and never less than "
