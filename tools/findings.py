@@ -51,7 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
 """Routing and settings of the ascent. Both keep ‖b_j‖; the second turns the coefficients faster."""
 LABELS = {10: 10_000, 100: 20_000, 1000: 40_000}
 """Labelled images of each class: images shown in training."""
-NOISE = (0.2, 0.4)
+NOISE = (0.4, 0.2)
 """Share of the labels that are drawn anew; without any it is the last of LABELS."""
 SHOWN_WITH_NOISE = 40_000
 
@@ -115,8 +115,8 @@ def few_labels(arguments: argparse.Namespace) -> None:
 
 
 def wrong_labels(arguments: argparse.Namespace) -> None:
-    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-        for noise in NOISE:
+    for noise in NOISE:
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             data = arguments.runs / "data" / f"noise-{noise}-{seed}.npz"
             fashion(arguments.data_dir, 1000, noise, seed, data)
             for method in METHODS:
@@ -220,7 +220,7 @@ def of_class_weights(network: CapsuleNetwork, capsules: Examples, rate: float, e
     descend(network, capsules, rate, epochs, [cast(Tensor, network.layers[0].weight)])
 
 
-GAMMAS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0)
 ADAM = (0.001, 0.01, 0.1)
 WAYS: dict[str, tuple[Learn, Sequence[float]]] = {
     "ascent, the paper's difference": (by_ascent(Difference()), GAMMAS),
