@@ -123,6 +123,15 @@ def test_other_models_are_trained_evaluated_and_drawn(model, tmp_path, capsys):
     assert main(["evaluate", out, "--limit", "20", "--threads", "1"]) == 0
 
 
+def test_iterations_reach_the_matrix_network_and_other_settings_of_a_routing_are_refused(tmp_path, capsys):
+    flags = ["--matrix-sizes", "4,2,2,2", "--batch-size", "8", "--threads", "1", "--steps", "1", "--test-images", "8"]
+    assert main(["train", "--model", "matrix", *flags, "--iterations", "2", "--out", str(tmp_path / "run")]) == 0
+    network = torchcaps.load(tmp_path / "run")
+    assert {module.iterations for module in network.modules() if isinstance(module, torchcaps.EMRouting)} == {2}
+    assert "take away strength" in refused(capsys, "train", "--model", "matrix", "--strength", "0.1")
+    assert "take away iterations" in refused(capsys, "train", "--model", "cnn", "--iterations", "2")
+
+
 def test_prune_makes_a_smaller_network_with_the_same_answers(run_folder, tmp_path, capsys):
     copy = tmp_path / "run"
     shutil.copytree(run_folder, copy)

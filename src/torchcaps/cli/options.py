@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchcaps.models.config import MODELS
+from torchcaps.models.config import MODELS, MatrixConfig
 from torchcaps.settings import SettingError, Settings, fields, kind
 from torchcaps.training.config import TrainingConfig
 
@@ -178,6 +178,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def merged(base: Mapping[str, Any], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a recipe with those given instead."""
     result = {section: dict(values) for section, values in base.items()}
+    settings = given.get("routing", {}).get("settings", {})
     for section, values in given.items():
         into = result.setdefault(section, {})
         if section == "run" and ("epochs" in values or "steps" in values):
@@ -190,6 +191,8 @@ def merged(base: Mapping[str, Any], given: Mapping[str, Mapping[str, Any]]) -> d
         if section == "model" and values.get("name", into.get("name", "capsnet")) != into.get("name", "capsnet"):
             into.clear()
         into |= values
+    if result.get("model", {}).get("name") == MatrixConfig.name and "iterations" in settings:
+        result["model"]["iterations"] = result["routing"]["settings"].pop("iterations")  # the routing is a part of it
     return result
 
 

@@ -31,7 +31,7 @@ class DataConfig(Settings):
         default=None, help="where fetched data sets are kept [the user's cache folder]", option="data-dir"
     )
     validation: int = setting(
-        default=0, help="training images to hold out and evaluate on instead of the test set", least=0
+        default=0, help="training images to hold out, for the curves and the best state; the test set is used at the end", least=0
     )
     image_size: int | None = setting(
         default=None,

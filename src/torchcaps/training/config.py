@@ -241,6 +241,9 @@ class TrainingConfig(Settings):
     run: RunConfig = setting(default=RunConfig())
 
     def check(self) -> None:
+        if self.routing.settings and self.model.name != CapsNetConfig.name:
+            given = ", ".join(map(str, self.routing.settings))
+            raise SettingError("routing", f"of the model {self.model.name} cannot be changed: take away {given}")
         if self.ascent.shrinkage != "gradient" and self.optimiser.average:
             raise SettingError("average", f"would blur the zeros that shrinkage {self.ascent.shrinkage} makes")
 

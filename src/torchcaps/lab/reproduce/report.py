@@ -31,6 +31,7 @@ code { background: #f3f3f3; padding: 0 0.2rem; }
 RUNTIME = "runtime.json"
 MEASURED = ("seconds_per_100_steps", "spread_percent", "rounds", "batch_size", "threads", "cpu", "torch")
 DRAWN = ("own_capsules", "foreign_capsules", "class_means")
+VIEWS = "here, views averaged"
 Table = list[list[str]]
 
 
@@ -69,7 +70,7 @@ class Report:
         yield f"# The paper's table and figures, budget `{self.budget}`"
         yield (
             '"Routing Towards Discriminative Power of Class Capsules" beside what was measured here. Made by '
-            f"`torchcaps reproduce all --budget {self.budget}`; every run is a line of [{RESULTS}]({RESULTS}), its "
+            f"`torchcaps reproduce --budget {self.budget}`; every run is a line of [{RESULTS}]({RESULTS}), its "
             f"curve is in [{CURVES}]({CURVES}), and `torchcaps reproduce report --from DIR` makes the page anew."
         )
         if self.budget == "smoke":
@@ -112,7 +113,7 @@ class Report:
             rows.append(["", "here", *(_error(found.get(method)) for method in methods)])
             if any(column.mean_of_views is not None for column in found.values()):
                 views = (found[method].mean_of_views if method in found else None for method in methods)
-                rows.append(["", "here, views averaged", *map(_number, views)])
+                rows.append(["", VIEWS, *map(_number, views)])
             rows.append(["", "training images", *(_images_of(found.get(method)) for method in methods)])
         yield _markdown(["", "", *(METHODS[method].title for method in methods)], rows)
         yield (
@@ -120,6 +121,8 @@ class Report:
             "value, our own baseline. The overlapping digits' test error counts an image as wrong unless both digits "
             "are found; the paper gives one figure for its two methods there."
         )
+        if any(heading == VIEWS for _, heading, *_ in rows):
+            yield "Views averaged: over each test image, itself shifted by a pixel, and mirrored where training mirrored."
         if self.budget != "smoke":
             yield from self._goals()
 
@@ -183,8 +186,7 @@ class Report:
             "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
             "a diamond, it is the final error on all of these images, and the curve was taken on the first so many "
             "(`evaluation_images`), which may be easier or harder than the rest. Where cells were "
-            "trained side by side they shared the machine, with whatever else ran there: compare times by the "
-            "measurement below rather than by these."
+            "trained side by side they shared the machine, with whatever else ran there: their seconds cannot be compared."
         )
         for benchmark in BENCHMARKS.values():
             found = self.columns[benchmark.data]
