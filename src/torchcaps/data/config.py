@@ -30,9 +30,7 @@ class DataConfig(Settings):
     folder: str | None = setting(
         default=None, help="where fetched data sets are kept [the user's cache folder]", option="data-dir"
     )
-    validation: int = setting(
-        default=0, help="training images to hold out, for the curves and the best state; the test set is used at the end", least=0
-    )
+    validation: int = setting(default=0, help="training images to hold out for the curves and the best state", least=0)
     image_size: int | None = setting(
         default=None,
         help="side in pixels that your own images are resized to [their usual size, from 20 to 64]",

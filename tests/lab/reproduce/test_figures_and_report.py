@@ -129,7 +129,7 @@ def test_errors_with_views_averaged_have_a_line_of_their_own(cells, tmp_path):
     Report(tmp_path).write()
     text = (tmp_path / "report.md").read_text()
     assert "|  | here, views averaged | 0.70 | – | – |" in text
-    assert "Views averaged: over each test image" in text
+    assert "Views averaged: each test image" in text
 
 
 def test_the_report_is_made_anew_from_its_files_alone(cells, tmp_path):

@@ -122,7 +122,7 @@ class Report:
             "are found; the paper gives one figure for its two methods there."
         )
         if any(heading == VIEWS for _, heading, *_ in rows):
-            yield "Views averaged: over each test image, itself shifted by a pixel, and mirrored where training mirrored."
+            yield "Views averaged: each test image, also shifted by a pixel, and mirrored where training mirrored."
         if self.budget != "smoke":
             yield from self._goals()
 
@@ -185,8 +185,8 @@ class Report:
             "and against seconds of training (median over seeds), evaluations not counted. It is the error on training "
             "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
             "a diamond, it is the final error on all of these images, and the curve was taken on the first so many "
-            "(`evaluation_images`), which may be easier or harder than the rest. Where cells were "
-            "trained side by side they shared the machine, with whatever else ran there: their seconds cannot be compared."
+            "(`evaluation_images`), which may be easier or harder than the rest. Where cells were trained side by side "
+            "they shared the machine, with whatever else ran there: their seconds cannot be compared."
         )
         for benchmark in BENCHMARKS.values():
             found = self.columns[benchmark.data]
