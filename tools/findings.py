@@ -29,7 +29,7 @@ from torchcaps.ascent import Balanced, Difference, FixedNorm
 from torchcaps.data.augmentation import turn
 from torchcaps.data.datasets import load
 from torchcaps.functional import Capsules
-from torchcaps.lab.results import collect
+from torchcaps.lab.results import Results, collect
 from torchcaps.ops import keep_memory
 from torchcaps.optim import Muon, parameter_groups
 from torchcaps.trained.run import TrainedRun
@@ -125,8 +125,12 @@ def wrong_labels(arguments: argparse.Namespace) -> None:
 
 
 def collected(arguments: argparse.Namespace) -> None:
-    results = collect(arguments.runs / "labels", experiment="labels")
-    results.update(collect(arguments.runs / "noise", experiment="noise"))
+    results = Results()
+    for experiment in ("labels", "noise"):
+        found = collect(arguments.runs / experiment, experiment=experiment)
+        for key, row in found.rows.items():
+            data = Path(row.data).name  # wherever it was
+            results.add(row.replace(data=data, settings=row.settings | {"data.name": data}), found.curves[key])
     results.write(arguments.out)
 
 

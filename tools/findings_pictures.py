@@ -19,14 +19,31 @@ from torchcaps.plots.files import save
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "reproductions/findings"
 IMAGES = ROOT / "docs/images"
+SETS = {
+    "10": "labels-10",
+    "100": "labels-100",
+    "1,000": "labels-1000",
+    "1,000, 20 % wrong": "noise-20",
+    "1,000, 40 % wrong": "noise-40",
+}
+"""Labelled images of each class, as the page and as the runs call them."""
 METHODS = {
+    "uniform": "uniform",
     "l2": "ascended, γ = 0.1",
     "l2-strong": "ascended, γ = 10",
-    "uniform": "uniform",
     "learned": "back-propagated",
     "dynamic": "dynamic routing",
 }
 """Coefficients of the class capsules, as the runs and as the pictures call them."""
+WAYS = (
+    "nothing",
+    "ascent, the paper's difference",
+    "ascent, balanced",
+    "coefficients by back-propagation",
+    "class weights by back-propagation",
+    "all weights by back-propagation",
+)
+"""What is moved, and by what, in the order of tables and pictures."""
 BASELINE = "uniform"
 TEST_IMAGES = 10_000
 
@@ -44,18 +61,18 @@ def told(errors: Sequence[float]) -> str:
     return f"{mean:.2f} (n = 1)" if len(errors) == 1 else f"{mean:.2f} ± {interval(errors):.2f}"
 
 
-def told_apart(mine: Mapping[int, float], other: Mapping[int, float]) -> str:
+def apart(mine: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float]:
     """The mean difference over the seeds that both have; its interval is never less than that of counting mistakes."""
     seeds = mine.keys() & other.keys()
     differences = [mine[seed] - other[seed] for seed in seeds]
     shares = [errors[seed] / 100 for errors in (mine, other) for seed in seeds]
     counting = 196 * math.sqrt(sum(share * (1 - share) for share in shares) / TEST_IMAGES) / len(seeds)
-    return f"{statistics.mean(differences):+.2f} ± {max(counting, interval(differences)):.2f}"
+    return statistics.mean(differences), max(counting, interval(differences))
 
 
 def read(name: str) -> list[dict[str, str]]:
     with (RESULTS / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+        return sorted(csv.DictReader(file), key=lambda row: WAYS.index(row["way"]))
 
 
 def by(rows: Sequence[Mapping[str, str]], *columns: str) -> dict[tuple[str, ...], list[float]]:
@@ -76,21 +93,26 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_lines(axes: Axes, lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """The mean of each group of errors with its interval, a line for each name, side by side so that none is hidden."""
-    for number, (name, groups) in enumerate(lines.items()):
-        shift = 0.06 * (number - (len(lines) - 1) / 2)
+def draw_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Means with their intervals, a line for each name, side by side so that none is hidden."""
+    for number, (name, points) in enumerate(lines.items(), start=1):
+        shift = 0.06 * (number - (len(lines) + 1) / 2)
         axes.errorbar(
-            [place + shift for place in range(len(groups))],
-            [statistics.mean(errors) for errors in groups],
-            [interval(errors) for errors in groups],
+            [place + shift for place in range(len(points))],
+            [mean for mean, _ in points],
+            [half for _, half in points],
             marker="o",
             markersize=4,
             linewidth=1.2,
             capsize=3,
             label=name,
+            color=f"C{number}",
         )
     tidy(axes)
+
+
+def mean_of(errors: Sequence[float]) -> tuple[float, float]:
+    return statistics.mean(errors), interval(errors)
 
 
 def draw_frozen(rows: Sequence[Mapping[str, str]]) -> Figure:
@@ -114,7 +136,7 @@ def draw_adapted(rows: Sequence[Mapping[str, str]]) -> Figure:
     """For each change of the images, the error by the number of labelled ones."""
     groups = by(rows, "images", "way", "labelled")
     changes = [change for change in dict.fromkeys(row["images"] for row in rows) if change != "as it is"]
-    ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != "nothing"]
+    ways = WAYS[1:]
     counts = sorted({row["labelled"] for row in rows} - {"0"}, key=int)
     figure = Figure(figsize=(3.6 * len(changes), 4.2), layout="constrained")
     panels = figure.subplots(1, len(changes), squeeze=False)[0]
@@ -122,7 +144,7 @@ def draw_adapted(rows: Sequence[Mapping[str, str]]) -> Figure:
     for axes, change in zip(panels, changes):
         (before,) = groups[change, "nothing", "0"]
         axes.axhline(before, color="0.6", linestyle="--", label="not adapted")
-        draw_lines(axes, {way: [groups[change, way, count] for count in counts] for way in ways})
+        draw_lines(axes, {way: [mean_of(groups[change, way, count]) for count in counts] for way in ways})
         axes.set_xticks(range(len(counts)), [f"{int(count):,}" for count in counts])
         axes.set_xlim(-0.4, len(counts) - 0.6)
         axes.set_ylim(bottom=0)
@@ -137,31 +159,40 @@ def draw_adapted(rows: Sequence[Mapping[str, str]]) -> Figure:
 
 
 def draw_labels(results: Results) -> Figure:
-    """Few labels on the left, wrong labels on the right, a line a method."""
+    """The error of every method, and its difference from uniform coefficients."""
     errors: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for row in results.rows.values():
         errors[row.run.split("/")[0], row.method][row.seed] = row.test_error_percent
-    panels_of = {
-        "labelled images of each class": {"10": "labels-10", "100": "labels-100", "1,000": "labels-1000"},
-        "labels drawn anew, 1,000 images of each class": {"0 %": "labels-1000", "20 %": "noise-20", "40 %": "noise-40"},
+    sets = {name: key for name, key in SETS.items() if (key, BASELINE) in errors}
+    levels = {
+        name: [mean_of([*errors[key, method].values()]) for key in sets.values()] for method, name in METHODS.items()
     }
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(panels_of))
-    for axes, (title, sets) in zip(panels, panels_of.items()):
-        sets = {name: key for name, key in sets.items() if (key, BASELINE) in errors}
-        lines = {name: [[*errors[key, method].values()] for key in sets.values()] for method, name in METHODS.items()}
-        draw_lines(axes, lines)
+    differences = {
+        name: [apart(errors[key, method], errors[key, BASELINE]) for key in sets.values()]
+        for method, name in METHODS.items()
+        if method != BASELINE
+    }
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, points in levels.items():
+        left.plot([mean for mean, _ in points], marker="o", markersize=4, linewidth=1.2, label=name)
+    tidy(left)
+    left.set_ylabel("test error, %, mean of three seeds")
+    draw_lines(right, differences)
+    right.axhline(0, color="0.6", linestyle="--")
+    right.set_ylabel(f"points against {METHODS[BASELINE]} coefficients")
+    for axes in (left, right):
         axes.set_xticks(range(len(sets)), [*sets])
-        axes.set_xlabel(title)
-        differences = []
-        for method, name in METHODS.items():
-            if method != BASELINE:
-                cells = [told_apart(errors[key, method], errors[key, BASELINE]) for key in sets.values()]
-                differences.append([f"{name}, against {METHODS[BASELINE]}", *cells])
-        rows = [[name, *map(told, groups)] for name, groups in lines.items()]
-        print_table([title, *sets], rows + differences)
-    panels[0].set_ylabel("test error, %")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+        axes.set_xlabel("labelled images of each class")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    counts = {len(errors[key, method]) for key in sets.values() for method in METHODS}
+    print(f"seeds: {sorted(counts)}")
+    rows = [[name, *(f"{mean:.2f} ± {half:.2f}" for mean, half in points)] for name, points in levels.items()]
+    rows += [
+        [f"{name}, against {METHODS[BASELINE]}", *(f"{mean:+.2f} ± {half:.2f}" for mean, half in points)]
+        for name, points in differences.items()
+    ]
+    print_table(["labelled images of each class", *sets], rows)
     return figure
 
 
