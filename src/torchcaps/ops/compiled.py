@@ -30,6 +30,7 @@ from torchcaps.ops.plan import ConvolutionShape
 
 NUMBA_SETTINGS = ".numba_config.yaml"
 IN_CACHE = 2**20  # numbers of the first convolution's outputs to have in hand
+SCRATCH = 2**17  # numbers that a thread has in hand while it transforms
 
 
 @lru_cache(maxsize=1)
@@ -186,7 +187,7 @@ class Transform:
         job = self._job
         job["phase_count"], job["row_count"], job["all_items"], job["channels"] = len(sides), row_count, items, channels
         room = max(max(rows.samples, rows.points) * max(cols.samples, cols.points) for rows, cols in sides)
-        wide = 256 if 3 * room * 256 <= kernels.IN_CACHE else 64  # channels at a time
+        wide = 256 if 3 * room * 256 <= SCRATCH else 64  # channels at a time
         job["room"], job["width"] = room, gcd(channels, wide)
 
     def _address(self, array: np.ndarray[Any, Any]) -> int:

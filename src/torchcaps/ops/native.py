@@ -26,7 +26,6 @@ from numba.extending import intrinsic
 from torchcaps.ops.bilinear import POINTS
 
 LANES = 8  # numbers in a vector, of which channel counts must be multiples
-IN_CACHE = 2**17  # numbers that a thread has in hand while it transforms
 
 # What a kernel needs to know of one phase of a transform. Addresses: of the matrices for each tile, of the first sample
 # of each tile, of the row of an item that each sample is (-1 for padding), of where each point's values begin and how

@@ -70,7 +70,7 @@ class Report:
         yield f"# The paper's table and figures, budget `{self.budget}`"
         yield (
             '"Routing Towards Discriminative Power of Class Capsules" beside what was measured here. Made by '
-            f"`torchcaps reproduce --budget {self.budget}`; every run is a line of [{RESULTS}]({RESULTS}), its "
+            f"`torchcaps reproduce` with `--budget {self.budget}`; every run is a line of [{RESULTS}]({RESULTS}), its "
             f"curve is in [{CURVES}]({CURVES}), and `torchcaps reproduce report --from DIR` makes the page anew."
         )
         if self.budget == "smoke":
