@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -10,18 +12,24 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import torchcaps
 from torchcaps import CapsuleLayer, CapsuleNetwork, DynamicRouting, EMRouting, L2Routing, LearnedRouting, RoutingAscent
-from torchcaps.ascent import FixedNorm, GroupPenalty
+from torchcaps.ascent import FixedNorm, GroupPenalty, L1Penalty
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
-from torchcaps.optim import Muon
+from torchcaps.layers.matrix import ConvMatrixCapsules
+from torchcaps.models.cnn import ConvolutionalNetwork
+from torchcaps.optim import Muon, orthogonalised, parameter_groups
 from torchcaps.routing import Routing
 from torchcaps.routing.registry import ROUTINGS
+from torchcaps.storage import read_tensors, write_tensors
 
 IMAGES, LABELS = torch.rand(6, 1, 20, 20), torch.tensor([0, 1, 2, 3, 0, 1])
 LENGTHS = torch.rand(6, 4)
+SHARED = EMRouting()
 
 
 def small_network(**settings: Any) -> CapsuleNetwork:
@@ -42,6 +50,10 @@ class Anything(Routing):
 
     def forward(self, votes, activations):
         return torchcaps.functional.capsules_from_totals(votes.combine(1.0))
+
+
+def convolutional(**settings: Any) -> ConvolutionalNetwork:
+    return ConvolutionalNetwork((1, 20, 20), 4, conv_channels=8, second_channels=8, **settings)
 
 
 def muon(outputs: Any) -> Muon:
@@ -102,6 +114,32 @@ MISTAKES = {
         ValueError,
         "lr must be zero or more",
     ),
+    "labels of more images than are drawn": (
+        lambda: torchcaps.Decoder(4, 16, (1, 8, 8))(torch.rand(3, 4, 16), LABELS),
+        ValueError,
+        r"labels must be \(3,\)",
+    ),
+    "one label for all images": (
+        lambda: convolutional(labels_per_image=1).loss(convolutional()(IMAGES).capsules, LABELS[:1]),
+        ValueError,
+        "labels of 1 images",
+    ),
+    "numbers up to 255": (lambda: small_network().prepare(255 * IMAGES), ValueError, r"numbers in \[0, 1\], not"),
+    "a decoder for any number of classes": (
+        lambda: CapsuleNetwork((1, 20, 20), 4, labels_per_image=0, reconstruction=True),
+        ValueError,
+        "any number of classes",
+    ),
+    "Adam with a proximal penalty": (
+        lambda: RoutingAscent(small_network(), rule="adam", penalty=L1Penalty(1e-3, proximal=True)),
+        ValueError,
+        "plain steps only",
+    ),
+    "one routing for two layers of matrices": (
+        lambda: [ConvMatrixCapsules(2, 2, SHARED), ConvMatrixCapsules(2, 2, SHARED)],
+        ValueError,
+        "belongs to another layer",
+    ),
     "a routing's name": (lambda: torchcaps.load("there.safetensors", routing="a:B"), TypeError, "must be a class"),
 }
 
@@ -121,8 +159,9 @@ def test_a_layer_says_which_poses_it_takes(name: str, shape: tuple[int, ...]) ->
 
 
 def test_a_layer_says_which_activations_it_takes() -> None:
-    with pytest.raises(ValueError, match=r"activations must be \(B, 36\)"):
-        CapsuleLayer(36, 8, 5, 16)(torch.rand(2, 36, 8), torch.rand(2, 36, 1))
+    for shape in ((2, 36, 1), (1, 36)):
+        with pytest.raises(ValueError, match=r"activations must be \(2, 36\)"):
+            CapsuleLayer(36, 8, 5, 16)(torch.rand(2, 36, 8), torch.rand(shape))
 
 
 def test_presence_may_be_numbers_or_truth_values() -> None:
@@ -161,11 +200,41 @@ def test_a_backbone_that_counts_comes_back(precision: str, tmp_path) -> None:
     assert same(IMAGES).capsules.activations.equal(loaded(IMAGES).capsules.activations)
 
 
-def test_explaining_leaves_a_backbone_in_training_as_it_was() -> None:
+@pytest.mark.parametrize("use", ["explain", "predict"])
+def test_explaining_and_predicting_leave_every_module_in_its_mode(use: str) -> None:
     network = small_network(backbone=backbone).train()
-    network.explain(IMAGES)
+    getattr(network, use)(IMAGES)
     assert int(network.front.stem[1].num_batches_tracked) == 0
     assert network.training
+    network.front.stem[1].eval()
+    getattr(network, use)(IMAGES)
+    assert network.training
+    assert not network.front.stem[1].training
+
+
+def test_a_frozen_backbone_stays_as_it_is() -> None:
+    network = small_network(backbone=backbone, freeze_backbone=True).train()
+    before = copy.deepcopy(network.front.stem.state_dict())
+    network(IMAGES)
+    torch.testing.assert_close(dict(network.front.stem.state_dict()), dict(before), rtol=0, atol=0)
+    assert not any(parameter.requires_grad for parameter in network.front.stem.parameters())
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    stem = backbone()
+    stem[0].weight.requires_grad_(False)
+    network = small_network(backbone=stem)
+    assert not network.front.stem[0].weight.requires_grad
+    assert network.front.stem[0].bias.requires_grad
+
+
+def test_the_file_of_a_backbone_is_needed_once(tmp_path) -> None:
+    torch.save(backbone().state_dict(), tmp_path / "stem.pt")
+    network = small_network(backbone=backbone, backbone_weights=str(tmp_path / "stem.pt"))
+    network.save(tmp_path / "model.safetensors")
+    (tmp_path / "stem.pt").unlink()
+    loaded = torchcaps.load(tmp_path / "model.safetensors", backbone=backbone)
+    assert loaded.front.stem[0].weight.equal(network.front.stem[0].weight)
 
 
 def test_whole_numbers_serve_as_start_values() -> None:
@@ -233,3 +302,117 @@ def test_a_network_of_another_kind_is_not_taken_for_this_one(tmp_path) -> None:
     torchcaps.create_model("cnn", classes=4, conv_channels=8, second_channels=8).save_pretrained(tmp_path / "cnn")
     with pytest.raises(torchcaps.errors.UserError, match="ConvolutionalNetwork"):
         CapsuleNetwork.from_pretrained(tmp_path / "cnn")
+
+
+def test_modes_that_watch_operations_see_ordinary_ones() -> None:
+    network = CapsuleNetwork((1, 28, 28), 10, conv_channels=32, primary_capsules=4, reconstruction=False)
+    with FlopCounterMode(display=False) as counter:
+        network(torch.rand(64, 1, 28, 28))
+    assert counter.get_total_flops() > 64 * 32 * 32 * 81 * 36
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert network(torch.rand(64, 1, 28, 28)).capsules.activations.shape == (64, 10)
+
+
+def test_a_folded_network_follows_what_is_loaded_and_where_it_goes() -> None:
+    images = torch.rand(64, 1, 28, 28)
+    first, second = (CapsuleNetwork((1, 28, 28), 4, conv_channels=32, primary_capsules=8) for _ in range(2))
+    folded = first.folded()
+    folded.load_state_dict(second.folded().state_dict())
+    expected = second(images).capsules.activations
+    torch.testing.assert_close(folded(images).capsules.activations, expected, rtol=1e-4, atol=1e-5)
+    double = second.folded().double()(images.double()).capsules.activations
+    torch.testing.assert_close(double.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_with_something_called_fold_is_left_alone() -> None:
+    stem = backbone()
+    stem.fold = 3
+    small_network(backbone=stem).folded()
+
+
+def test_matrix_capsules_without_memory_get_it_with_their_coordinates() -> None:
+    sizes = {"classes": 4, "image_shape": (1, 20, 20)}
+    given = torchcaps.create_model("matrix-small", **sizes).eval()
+    with torch.device("meta"):
+        network = torchcaps.create_model("matrix-small", **sizes).eval()
+    network.to_empty(device="cpu").load_state_dict(given.state_dict())
+    expected = given(IMAGES).capsules.poses
+    assert network(IMAGES).capsules.poses.equal(expected)
+    network.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(network(IMAGES).capsules.poses, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", ["capsnet-mnist", "matrix-small", "cnn"])
+def test_networks_of_other_precisions_draw_and_predict(kind: str, dtype: torch.dtype) -> None:
+    network = torchcaps.create_model(kind, classes=4, image_shape=(1, 20, 20)).to(dtype)
+    assert network(IMAGES.to(dtype), LABELS).reconstructions.dtype == dtype
+    assert network.predict(network.prepare(IMAGES)).lengths.shape == (6, 4)
+
+
+def test_a_network_may_find_several_classes_or_none_where_any_number_is_shown() -> None:
+    network = convolutional(labels_per_image=0)
+    shown = torch.tensor([[1.0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]]).repeat(2, 1)
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        network.loss(network(IMAGES).capsules, shown).backward()
+        optimizer.step()
+    found = torchcaps.functional.presence(network.predict(IMAGES).labels, 4)
+    assert found.equal(shown)
+
+
+def test_parameters_of_any_memory_are_moved_alike() -> None:
+    start = torch.randn(4, 8)[:, :4]
+    strided, dense = nn.Parameter(start), nn.Parameter(start.clone())
+    ours, theirs = Muon([{"params": [strided]}], lr=0.1), torch.optim.Adam([dense], lr=0.1)
+    for _ in range(3):
+        for parameter in (strided, dense):
+            parameter.grad = parameter.detach().sin()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(strided, dense)
+
+
+def test_large_updates_in_few_bits_are_made_orthogonal() -> None:
+    update = 30 * torch.randn(32, 200)
+    result = orthogonalised(update.half(), (0,))
+    assert result.dtype == torch.float16
+    torch.testing.assert_close(result.float(), orthogonalised(update, (0,)), rtol=0.05, atol=0.01)
+
+
+def test_tied_and_composed_weights_are_moved_and_stored_once(tmp_path) -> None:
+    first, second, composed = (nn.Conv2d(4, 4, 3) for _ in range(3))
+    second.weight = first.weight
+    network = nn.Sequential(first, second, nn.utils.parametrizations.weight_norm(composed))
+    moved = [id(parameter) for group in parameter_groups(network) for parameter in group["params"]]
+    assert sorted(moved) == sorted(map(id, network.parameters()))
+    write_tensors(tmp_path / "tied.safetensors", network.state_dict(), {})
+    tensors, _ = read_tensors(tmp_path / "tied.safetensors")
+    assert tensors["0.weight"].equal(tensors["1.weight"])
+
+
+def test_an_ascent_goes_on_after_its_network_has_changed_its_precision() -> None:
+    layer, poses = CapsuleLayer(6, 4, 3, 5), torch.rand(4, 6, 4)
+    ascent = RoutingAscent(layer, constraint=FixedNorm())
+    margin_loss(layer(poses).activations, LABELS[:4] % 3).backward()
+    layer.double()
+    assert layer.routing.coefficients.grad is None
+    ascent.step(layer(poses.double()), LABELS[:4] % 3)
+    assert layer.routing.coefficients.dtype == torch.float64
+
+
+def test_too_little_memory_is_not_taken_for_a_missing_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    network = small_network()
+    capsules = network(IMAGES).capsules
+    monkeypatch.setattr(torch.autograd, "grad", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        RoutingAscent(network).step(capsules, LABELS)
+
+
+def test_modules_are_attributes_of_the_package() -> None:
+    code = "import torchcaps; torchcaps.functional.squash; assert not hasattr(torchcaps, 'nothing')"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes`` says."""
+    """``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes`` says.
+
+    The modules of the package are attributes, too, as they would be had they been imported.
+    """
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name in homes:
+            return getattr(importlib.import_module(homes[name]), name)
+        module = f"{package}.{name}"
+        if name.startswith("_") or importlib.util.find_spec(module) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        return importlib.import_module(module)
 
     return get, lambda: sorted(homes)

@@ -216,7 +216,7 @@ class FixedNorm:
     def restore(self, coefficients: Tensor, norms: Tensor) -> None:
         """Scale the coefficients (I, J) in place to these norms. What is all zero remains so."""
         now = self.measure(coefficients)
-        scale = norms / now.clamp_min(torch.finfo(now.dtype).tiny)
+        scale = norms.to(now) / now.clamp_min(torch.finfo(now.dtype).tiny)
         coefficients.mul_(torch.where(now > 0, scale, torch.zeros_like(scale)))
 
 
@@ -235,7 +235,8 @@ class RoutingAscent(torch.optim.Optimizer):
         objective: :class:`Difference` (the paper's), :class:`Balanced` or :class:`Ratio`.
         penalty: for all layers; without it, each layer's routing decides (:class:`L2Penalty` or :class:`L1Penalty` with
             its ``strength``).
-        constraint: :class:`FixedNorm`, or None as in the paper.
+        constraint: :class:`FixedNorm`, or None as in the paper. It keeps the norms that the coefficients have now: load
+            weights first.
         rule: "plain" as printed (Eq. gaobj2 and gaobj3), or "adam" as in the authors' early code.
         reduce: for several processes, a function that gives the mean of a tensor over all of them; by default that of
             ``torch.distributed``, if it is in use.
@@ -289,6 +290,8 @@ class RoutingAscent(torch.optim.Optimizer):
             raise ValueError(f"rule must be 'plain' or 'adam', not {rule!r}")
         self.objective = objective or Difference()
         self.penalties = [penalty or _own_penalty(routing) for routing in routings]
+        if rule == "adam" and any(map(_is_proximal, self.penalties)):
+            raise ValueError("a proximal penalty goes with plain steps only: Adam rescales them")
         self.constraint = constraint
         self.rule = rule
         self.reduce = reduce or _over_processes
@@ -350,6 +353,8 @@ class RoutingAscent(torch.optim.Optimizer):
                 objective, [*self.coefficients, *penalised], retain_graph=True, allow_unused=True
             )
         except RuntimeError as error:
+            if "memory" in str(error):
+                raise
             raise RuntimeError(NO_GRAPH) from error
         ascending, held_back = gradients[: len(penalised)], gradients[len(penalised) :]
         if any(gradient is None for gradient in ascending):
@@ -399,6 +404,10 @@ def _over_processes(tensor: Tensor) -> Tensor:
 
 def _own_penalty(routing: DiscriminativeRouting) -> Penalty:
     return (L2Penalty if routing.penalty == "l2" else L1Penalty)(routing.strength)
+
+
+def _is_proximal(penalty: Penalty) -> bool:
+    return type(penalty).shrink is not Penalty.shrink and penalty.value(torch.zeros(1, 1)) is None
 
 
 def _adam_ascent(coefficients: Tensor, direction: Tensor, state: dict[str, Any], gamma: float) -> None:

@@ -27,18 +27,21 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """The paper's capsule network with ``fit``, ``predict``, ``predict_proba`` and ``score``.
 
     Args:
-        image_shape: (H, W) or (C, H, W) of the images that the rows of ``X`` are; square and grey if not given.
+        image_shape: (H, W) or (C, H, W) of the images that rows of ``X`` are. If not given they are grey, and square
+            or, if that is impossible, one line.
         routing: l2, l1, dynamic, uniform, learned, em or clustering.
         epochs: passes over the training images; as many as they need if not given.
         batch_size: images in a step; by their number if not given.
-        conv_channels, primary_capsules: sizes of the network.
+        conv_channels: of the first convolution, where images have up to 40 pixels a side.
+        primary_capsules: types of them.
         reconstruction: whether a decoder is trained beside it.
         augment: largest random shift in pixels.
         random_state: seed of weights, order and shifts.
         threads: of the CPU; all cores if not given.
 
     Rows of ``X`` are images, flat, with any range of numbers: they are brought to [0, 1] by the range of the training
-    images. ``predict_proba`` gives the lengths of the class capsules divided by their sum.
+    images. ``predict_proba`` gives the lengths of the class capsules divided by their sum. ``fit`` sets the seed and
+    the number of threads of torch.
 
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)

@@ -48,17 +48,19 @@ class Capsules(NamedTuple):
     poses: Tensor
     """(B, J, E) what the next layer sees; for vector capsules the squashed totals."""
     activations: Tensor
-    """(B, J) how surely each capsule's entity is there, in [0, 1]; for vector capsules the pose's length."""
+    """(B, J) how surely each capsule's entity is there, from 0 to 1; for vector capsules the pose's length."""
     totals: Tensor
     """(B, J, E) the weighted totals of the votes, before any squash."""
 
 
 def runs_eagerly() -> bool:
-    """Whether nobody looks on who knows ordinary operations only: the compiler, export, a transform of torch.func."""
+    """Whether nobody looks on who knows ordinary operations only: the compiler, export, a transform of torch.func, a
+    mode that watches or replaces every operation."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
     )
 
 
@@ -68,7 +70,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def squash(totals: Tensor) -> Tensor:
-    """Shrink each vector of the last axis to a length below 1, keeping its direction (Eq. squash).
+    """Shrink each vector of the last axis to a length below 1, up to rounding, keeping its direction (Eq. squash).
 
     Args:
         totals: vectors of any length, (..., E).
@@ -108,6 +110,7 @@ def presence(labels: Tensor, classes: int) -> Tensor:
     Args:
         labels: class numbers, (B,) for one class in an image or (B, K) for several; -1 fills a row that has fewer.
             Presence itself, floating-point numbers or truth values (B, J), is returned as floating-point numbers.
+            On the CPU it is checked that they are class numbers.
         classes: how many there are.
 
     Returns:

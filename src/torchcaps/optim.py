@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 
+from torchcaps.functional import at_least_float32
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.routing.base import USUAL_FAN_IN
 
@@ -55,6 +56,7 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
     square. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
     """
     _check_outputs(outputs, update.ndim)
+    dtype, update = update.dtype, at_least_float32(update)
     rows = math.prod(update.shape[axis] for axis in outputs)
     blocks = -(-rows // LARGEST_BLOCK)
     if sorted(outputs) == list(range(len(outputs))):
@@ -66,7 +68,7 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts, dim=1)
     result *= math.sqrt(max(1.0, rows * rows / update.numel()))
-    return result.view(update.shape)
+    return result.view(update.shape).to(dtype)
 
 
 def _check_outputs(outputs: Sequence[int], axes: int) -> None:
@@ -177,7 +179,9 @@ class Muon(torch.optim.Optimizer):
             for parameter in moved:
                 if parameter.ndim > 1:  # weights, not biases
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        fused = all(parameter.device.type in ("cpu", "cuda") for parameter in moved)
+        fused = all(
+            parameter.device.type in ("cpu", "cuda") and _dense(parameter).is_contiguous() for parameter in moved
+        )
         if fused and moved[0].device.type != "cpu":
             for state in states:
                 state["step"] = state["step"].to(moved[0].device)
@@ -238,8 +242,10 @@ def parameter_groups(network: nn.Module, *, lr: float = 1e-3, matrix_lr: float |
             outputs, rate = (0,), matrix_lr
         else:
             continue
-        groups.setdefault((outputs, rate), []).append(module.weight)  # type: ignore[arg-type]
-        taken.add(id(module.weight))
+        # One that is tied to another's, or made of other parameters, is not moved here.
+        if isinstance(module.weight, nn.Parameter) and id(module.weight) not in taken:
+            groups.setdefault((outputs, rate), []).append(module.weight)
+            taken.add(id(module.weight))
     others = [parameter for parameter in network.parameters() if id(parameter) not in taken]
     groups.setdefault((None, lr), []).extend(others)
     return [{"params": parameters, "outputs": outputs, "lr": rate} for (outputs, rate), parameters in groups.items()]

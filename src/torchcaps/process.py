@@ -77,7 +77,7 @@ def told(work: Callable[[], int]) -> int:
         _close_output()
         return 0
     except MemoryError:
-        return _fail(NO_MEMORY, 2)
+        return _fail(NO_MEMORY, 2, alone=True)
     except Exception as error:
         if _stopped_by:  # and what the signal raised was turned into something else
             return _fail("Stopped.", 128 + _stopped_by)
@@ -86,7 +86,7 @@ def told(work: Callable[[], int]) -> int:
             name = error.filename if isinstance(error.filename, str | bytes) else "the output"
             return _fail(f"{error.strerror}: {os.fsdecode(name)}. Nothing that was there is lost.", 2)
         if "not enough memory" in str(error) or "out of memory" in str(error):
-            return _fail(NO_MEMORY, 2)
+            return _fail(NO_MEMORY, 2, alone=True)
         if _among_several() and isinstance(error, RuntimeError):
             return _fail(
                 f"Another process of this run has ended, or cannot be reached. {_log(error)} The run can be resumed "
@@ -94,7 +94,7 @@ def told(work: Callable[[], int]) -> int:
                 1,
             )
         kind = type(error).__name__
-        return _fail(f"Something went wrong that should not ({kind}). Please report it. {_log(error)}", 1)
+        return _fail(f"Something went wrong that should not ({kind}). Please report it. {_log(error)}", 1, alone=True)
 
 
 def say(message: str) -> None:
@@ -117,13 +117,14 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, *, alone: bool = False) -> int:
     """Say what is wrong, once: of several processes the first one speaks and has the exit code.
 
-    A launcher that sees another process fail might kill the first before it has spoken.
+    A launcher that sees another process fail might kill the first before it has spoken. Only what may have happened
+    to one process ``alone`` is told by that one.
     """
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-    if rank.isdecimal() and int(rank) != 0:
+    if rank.isdecimal() and int(rank) != 0 and not alone:
         return 0
     say(message)
     return code

@@ -6,6 +6,7 @@ Nothing here imports torch, so that a mistyped option is answered at once.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -245,4 +246,4 @@ def _numbers(value: Any) -> Iterable[float]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Settings):
         return value.to_mapping()
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+    return [_plain(part) for part in value] if isinstance(value, tuple) else copy.deepcopy(value)

@@ -26,7 +26,13 @@ LARGEST_STATE = 2**24
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write tensors and a JSON-able state to ``path``, atomically."""
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    held: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        held[name] = tensor.clone() if place in memory else tensor  # tied weights are written twice
+        memory.add(place)
     encoded = json.dumps(state)
     # One key only: safetensors writes several in any order, and equal contents should be equal files.
     envelope = json.dumps({"state": encoded, "sha256": _digest(held, encoded)})

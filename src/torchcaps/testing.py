@@ -48,7 +48,8 @@ def _layer(make: MakeRouting, *, seed: int = 0) -> CapsuleLayer:
 def _trained(layer: CapsuleLayer) -> CapsuleLayer:
     """As after training: no parameter where it started."""
     for tensor in [*layer.parameters(), *layer.buffers()]:
-        nn.init.normal_(tensor, std=0.3)
+        if tensor.is_floating_point():
+            nn.init.normal_(tensor, std=0.3)
     return layer
 
 

@@ -222,6 +222,18 @@ class TestEvaluationBatches:
         numbers = torch.cat([batch.labels for share in shares for batch in share]).flatten()
         assert torch.equal(numbers.sort().values, torch.arange(103))
 
+    def test_some_images_are_of_all_classes(self) -> None:
+        labels = torch.arange(10).repeat_interleave(100)  # one class after another, as folders are read
+        split = ImageSplit(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels)
+        seen = torch.cat([batch.labels for batch in evaluation_batches(split, batch_size=64, limit=200)]).flatten()
+        assert len(seen) == 200
+        assert torch.bincount(seen, minlength=10).min() > 5
+        assert torch.equal(seen, seen.sort().values)
+
+    def test_some_overlapping_digits_are_the_first(self) -> None:
+        split = OverlappingDigits(*random_images(50), name="test", copies=200)
+        assert torch.equal(split.sample(50), torch.arange(50))  # each base image once
+
     def test_crops_the_centre(self, split: Split) -> None:
         batch = next(evaluation_batches(split, batch_size=4, augmentation=augmentation(crop=12, shift=3)))
         _, height, width = split.image_shape

@@ -67,8 +67,8 @@ def test_capsules_are_numbered_by_row_column_and_type():
 
 def test_the_coordinates_are_the_centres_of_the_receptive_fields():
     network = MatrixCapsuleNetwork((1, 25, 33), 5, matrix_sizes=TINY)
-    offsets = network.layers[2].offsets
-    rows, columns = offsets.shape[2:4]
+    rows, columns = 3, 5
+    offsets = network.layers[2].offsets.view(rows, columns, 4, 4)
     for row, column in [(0, 0), (rows - 1, columns - 1)]:
         # The pixels that a place depends on, found by differentiation, are centred where the offsets say.
         images = torch.rand(1, 1, 25, 33, requires_grad=True)
@@ -80,7 +80,7 @@ def test_the_coordinates_are_the_centres_of_the_receptive_fields():
         (gradient,) = torch.autograd.grad(poses[0, row, column].sum(), images)
         used = gradient[0, 0].nonzero().double()
         centre = (used.amin(0) + used.amax(0) + 1) / 2
-        expected = [float(offsets[0, 3, row, column]) * 25, float(offsets[1, 3, row, column]) * 33]
+        expected = [float(offsets[row, column, 0, 3]) * 25, float(offsets[row, column, 1, 3]) * 33]
         assert centre.tolist() == pytest.approx(expected, abs=1e-3)
 
 

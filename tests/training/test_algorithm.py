@@ -76,6 +76,15 @@ def test_fused_coefficient_steps_see_the_old_weights_and_strict_ones_the_new():
 
 
 @pytest.mark.parametrize("alternation", ["fused", "strict"])
+def test_a_backbone_counts_each_batch_once(alternation):
+    stem = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 5, 2), torch.nn.BatchNorm2d(4))
+    network = CapsuleNetwork((1, 20, 20), 3, backbone=stem, primary_capsules=2, reconstruction=False)
+    config = config_of(alternation=alternation, routing_steps=2)
+    AlternatingTrainer(Fabric(accelerator="cpu", devices=1), network, config, total_steps=10).step(some_batch(), 0)
+    assert int(network.front.stem[1].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("alternation", ["fused", "strict"])
 def test_several_steps_of_both_kinds_on_one_batch(alternation):
     once, often = (
         trainer_for(alternation=alternation),

@@ -11,6 +11,7 @@ from torchcaps.errors import UserError
 from torchcaps.models.config import CapsNetConfig, TaskConfig
 from torchcaps.training import header
 from torchcaps.training.config import DEFAULT_WARMUP
+from torchcaps.training.files import read_config
 from torchcaps.training.fit import Callback, fit
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import default_threads, usable_cores
@@ -91,12 +92,18 @@ def test_the_best_state_on_the_validation_images_is_used(tmp_path):
     assert 100 * float(wrong) == pytest.approx(min(seen.values()))
 
 
-def test_patience_stops_a_run_that_gets_no_better(tmp_path):
+def test_patience_stops_a_run_that_gets_no_better(tmp_path, monkeypatch):
     config = config_of(
         out=str(tmp_path / "run"), steps=400, evaluate_every=5, patience=2, learning_rate=0.0, matrix_rate=0.0, **SMALL
     )
-    path = fit(config, data=data_of(90, validation=30))
+    with monkeypatch.context() as patch:  # killed just before the end
+        patch.setattr(RunResult, "write", lambda *arguments: exit())
+        with pytest.raises(SystemExit):
+            fit(config, data=data_of(90, validation=30))
+    path = tmp_path / "run"
+    fit(read_config(path / "config.yaml"), data=data_of(90, validation=30), resume=path)
     assert RunResult.read(RunFolder(path).result).steps == 15
+    assert not RunFolder(path).best.exists()
 
 
 def test_a_run_can_start_from_another_with_other_classes(tmp_path):

@@ -130,10 +130,10 @@ def evaluation_batches(
         split: where the images come from.
         batch_size: images in a batch.
         augmentation: that of the training; its :meth:`~Augmentation.centre` is used.
-        limit: stop after this many images.
+        limit: so many images only, those of :meth:`Split.sample`.
         rank, world_size: process ``rank`` of ``world_size`` gets every ``world_size``-th batch.
     """
-    end = len(split) if limit is None else min(limit, len(split))
-    for start in range(rank * batch_size, end, world_size * batch_size):
-        batch = split.fetch(torch.arange(start, min(start + batch_size, end)))
+    numbers = torch.arange(len(split)) if limit is None or limit >= len(split) else split.sample(limit)
+    for start in range(rank * batch_size, len(numbers), world_size * batch_size):
+        batch = split.fetch(numbers[start : start + batch_size])
         yield augmentation.centre(batch) if augmentation else batch

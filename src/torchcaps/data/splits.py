@@ -56,6 +56,11 @@ class Split(ABC):
     def class_counts(self, classes: int) -> Tensor:
         """(J,) int64: how many images show each of the J classes."""
 
+    def sample(self, count: int) -> Tensor:
+        """The numbers of ``count`` images, in order, from all over it: folders have one class after another."""
+        chosen = stateless.permute(torch.arange(min(count, len(self))), len(self), stateless.key("sample"))
+        return chosen.sort().values
+
 
 class ImageSplit(Split):
     """Images that each show one class.
@@ -165,6 +170,10 @@ class OverlappingDigits(Split):
         below, above = parts.unbind(1)
         images = below + torch.minimum(above, 255 - below)  # add and clip, without leaving bytes
         return Batch(images, self.labels[pair], parts)
+
+    def sample(self, count: int) -> Tensor:
+        """The first images: their base images are all different for as long as there are others."""
+        return torch.arange(min(count, len(self)))
 
     def class_counts(self, classes: int) -> Tensor:
         """Expected numbers: each class as the base image, and as the partner of all others."""

@@ -51,8 +51,6 @@ class CapsuleLayer(nn.Module):
         routing = L2Routing() if routing is None else routing
         if not isinstance(routing, Routing):
             raise TypeError(f"routing must be an object such as L2Routing(), not {routing!r}")
-        if routing.connected:
-            raise ValueError("this routing object belongs to another layer already: make one for each layer")
         sizes = {"inputs": inputs, "input_size": input_size, "outputs": outputs, "output_size": output_size}
         for name, size in sizes.items():
             if operator.index(size) < 1:
@@ -60,8 +58,7 @@ class CapsuleLayer(nn.Module):
         std = routing.start_std(inputs * input_size) if weight_std is None else weight_std
         self.weight = nn.Parameter(std * torch.randn(inputs, input_size, outputs, output_size))  # (I, D, J, E)
         self.routing = routing
-        routing.connect(inputs, outputs, output_size)
-        routing.connected = True
+        routing.join(inputs, outputs, output_size)
 
     def extra_repr(self) -> str:
         I, D, J, E = self.weight.shape
@@ -85,8 +82,8 @@ class CapsuleLayer(nn.Module):
             raise ValueError(f"poses must be (B, {I}, {D}), not {tuple(poses.shape)}")
         if activations is None:
             activations = torch.linalg.vector_norm(poses, dim=-1)
-        elif activations.ndim != 2 or activations.shape[1] != I:
-            raise ValueError(f"activations must be (B, {I}), not {tuple(activations.shape)}")
+        elif activations.shape != poses.shape[:2]:
+            raise ValueError(f"activations must be {tuple(poses.shape[:2])}, not {tuple(activations.shape)}")
         routed: Capsules = self.routing(LinearVotes(poses, self.weight), activations)
         return routed
 

@@ -47,9 +47,11 @@ class Decoder(nn.Module):
             (B, K, C, H, W)
         """
         B, J, _ = poses.shape
+        if labels.ndim not in (1, 2) or labels.shape[0] != B:
+            raise ValueError(f"labels must be ({B},) or ({B}, K), not {tuple(labels.shape)}")
         labels = labels.view(B, -1)
         K = labels.shape[1]
-        masks = presence(labels.reshape(B * K), J).view(B, K, J, 1)
+        masks = presence(labels.reshape(B * K), J).view(B, K, J, 1).to(poses.dtype)
         masked = masks * poses[:, None]  # (B, K, J, E)
         images: Tensor = self.layers(masked.flatten(2))
         return images.view(B, K, *self.image_shape)

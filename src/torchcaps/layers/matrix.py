@@ -7,7 +7,8 @@ row by row, and activations (B, H, W, types).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class ConvMatrixCapsules(nn.Module):
         self.stride = stride
         self.weight = _matrices(kernel, kernel, input_types, types)
         self.routing = routing
-        routing.connect(kernel * kernel * input_types, types, POSE)
+        routing.join(kernel * kernel * input_types, types, POSE)
 
     def forward(self, capsules: Capsules) -> Capsules:
         """A map of capsules (B, H, W, ...) -> one of (B, (H - K) // stride + 1, (W - K) // stride + 1, ...)."""
@@ -95,7 +96,7 @@ class ClassMatrixCapsules(nn.Module):
     """
 
     offsets: Tensor
-    """(4, 4, H, W, 1) what coordinate addition adds."""
+    """(H * W, 16) what coordinate addition adds."""
 
     def __init__(
         self, input_types: int, classes: int, routing: EMRouting, *, rows: Sequence[float], columns: Sequence[float]
@@ -103,15 +104,30 @@ class ClassMatrixCapsules(nn.Module):
         super().__init__()
         self.weight = _matrices(input_types, classes)
         self.routing = routing
-        routing.connect(len(rows) * len(columns) * input_types, classes, POSE)
-        offsets = torch.zeros(SIDE, SIDE, len(rows), len(columns), 1)
-        offsets[0, -1] = torch.tensor(rows).view(-1, 1, 1)
-        offsets[1, -1] = torch.tensor(columns).view(1, -1, 1)
-        self.register_buffer("offsets", offsets, persistent=False)
+        routing.join(len(rows) * len(columns) * input_types, classes, POSE)
+        self._places = tuple(rows), tuple(columns)
+        self.register_buffer("offsets", self._offsets(), persistent=False)
+
+    def _offsets(self) -> Tensor:
+        rows, columns = map(torch.tensor, self._places)
+        offsets = torch.zeros(len(rows), len(columns), SIDE, SIDE)
+        offsets[:, :, 0, -1] = rows[:, None]
+        offsets[:, :, 1, -1] = columns
+        return offsets.view(-1, POSE)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to a device or a data type; what had no memory gets it with its numbers."""
+        had_memory = not self.offsets.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not (had_memory or self.offsets.is_meta):
+            self.offsets.copy_(self._offsets())
+        return self
 
     def forward(self, capsules: Capsules) -> Capsules:
         """A map of capsules (B, H, W, types, 16) -> class capsules (B, J, 16)."""
-        votes = torch.einsum("bhwtrm,tjmc->bjrchwt", _as_matrices(capsules.poses), self.weight) + self.offsets
+        height, width = capsules.activations.shape[1:3]
+        offsets = self.offsets.T.reshape(SIDE, SIDE, height, width, 1)
+        votes = torch.einsum("bhwtrm,tjmc->bjrchwt", _as_matrices(capsules.poses), self.weight) + offsets
         return self.routing.route(
             votes.flatten(4).flatten(2, 3).movedim(-1, 1),  # (B, H * W * T, J, 16)
             capsules.activations.flatten(1),

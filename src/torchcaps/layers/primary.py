@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +145,17 @@ class ImageCapsules(nn.Module):
         )  # (B, H', W', types * size)
         return _group(places, self.size)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._transformed is not None:
+            self.fold()
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._transformed = None
+        super()._load_from_state_dict(*arguments)
+
     @torch.no_grad()
     def fold(self) -> None:
-        """Transform the second convolution's kernels once, for inference with weights that stay as they are."""
+        """Transform the second convolution's kernels once, for inference, until others are loaded."""
         self._transformed = transform_kernel(self.second.weight, stride=self.STRIDE, size=self.map_shape[:2])

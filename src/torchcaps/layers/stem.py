@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +16,18 @@ from torchcaps.settings import SettingError
 
 LARGEST_MAP = 8
 """Side of the feature map at which :class:`SmallStem` stops halving."""
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within it the network is in evaluation mode; afterwards each of its modules is in the mode it was in."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class SmallStem(nn.Sequential):
@@ -53,20 +69,39 @@ class StemCapsules(nn.Module):
         stem: images (B, C, H, W) -> feature maps (B, channels, h, w).
         types: of capsules at each place.
         size: components of a capsule.
+        frozen: the stem stays as it is: its weights, and what it would count or average in training.
 
     >>> front = StemCapsules((3, 64, 64), SmallStem((3, 64, 64)))
     >>> front(torch.rand(2, 3, 64, 64)).poses.shape, front.map_shape
     (torch.Size([2, 1152, 8]), (6, 6, 32))
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], stem: nn.Module, types: int = 32, size: int = 8) -> None:
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        stem: nn.Module,
+        types: int = 32,
+        size: int = 8,
+        *,
+        frozen: bool = False,
+    ) -> None:
         super().__init__()
         self.image_shape = image_shape
         self.stem = stem
+        self.frozen = frozen
+        if frozen:
+            stem.requires_grad_(False).eval()
         channels, height, width = _map_of(stem, image_shape)
         kernel = min(3, height, width)
         self.primary = PrimaryCapsules(channels, types, size, kernel=kernel, stride=1)
         self.map_shape = (height - kernel + 1, width - kernel + 1, types)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of training, or of evaluation, in which a frozen stem always is."""
+        super().train(mode)
+        if self.frozen:
+            self.stem.eval()
+        return self
 
     def field(self, row: int, column: int) -> tuple[int, int, int]:
         """The square of the image that a place of the map mainly sees: its top, its left and its side, in pixels."""
@@ -105,10 +140,9 @@ class StemCapsules(nn.Module):
 @torch.no_grad()
 def _map_of(stem: nn.Module, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """(channels, h, w) of the feature maps that a stem makes of one image."""
-    was_training = stem.training
-    device = next((parameter.device for parameter in stem.parameters()), None)
-    features = stem.eval()(torch.zeros(1, *image_shape, device=device))
-    stem.train(was_training)
+    like = next(stem.parameters(), torch.empty(0))
+    with evaluating(stem):
+        features = stem(torch.zeros(1, *image_shape, device=like.device, dtype=like.dtype))
     if not isinstance(features, Tensor) or features.ndim != 4:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise SettingError("backbone", f"must give feature maps (B, channels, h, w), not {shape}")

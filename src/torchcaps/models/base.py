@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -17,7 +16,10 @@ from torch.nn import functional as F
 
 from torchcaps.errors import UserError
 from torchcaps.functional import Capsules, at_least_float32, margin_loss
+from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
+from torchcaps.layers.primary import ImageCapsules
+from torchcaps.layers.stem import evaluating
 from torchcaps.models.config import ModelConfig, TaskConfig
 from torchcaps.models.packing import check_finite, pack
 from torchcaps.routing.config import RoutingConfig
@@ -26,6 +28,10 @@ from torchcaps.storage import write_tensors
 
 PRESENT_FROM = 0.5
 """Length from which a class counts as shown where images may show any number of them."""
+
+
+ROUNDING = 0.01
+"""How far beyond [0, 1] the numbers of an image may be."""
 
 
 class Output(NamedTuple):
@@ -171,7 +177,7 @@ class Network(nn.Module, ABC):
         Returns:
             (B, C, H, W)
         """
-        return prepared(images, self.task).to(self.mean.device)
+        return prepared(images, self.task).to(self.mean)
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Prediction:
@@ -212,9 +218,8 @@ class Network(nn.Module, ABC):
         """A copy for inference, with shared coefficients multiplied into the weights; later changes do not reach it."""
         network = copy.deepcopy(self).eval().requires_grad_(False)
         for module in network.modules():
-            fold = getattr(module, "fold", None)
-            if fold is not None:
-                fold()
+            if isinstance(module, CapsuleLayer | ImageCapsules):
+                module.fold()
         return network
 
     def routing_config(self) -> RoutingConfig:
@@ -274,17 +279,6 @@ class Network(nn.Module, ABC):
         return network
 
 
-@contextlib.contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within it the network is in evaluation mode."""
-    was_training = network.training
-    network.eval()
-    try:
-        yield
-    finally:
-        network.train(was_training)
-
-
 def check_answers(lengths: Tensor) -> Tensor:
     """The lengths that a network answers with, if they are numbers."""
     if not lengths.isfinite().all():
@@ -320,6 +314,8 @@ def prepared(images: Tensor | np.ndarray, task: TaskConfig) -> Tensor:
         tensor = tensor.float() / 255
     if not tensor.is_floating_point():
         raise ValueError(f"images must be bytes, or floating-point numbers in [0, 1], not {tensor.dtype}")
+    if tensor.numel() and not (tensor.min() >= -ROUNDING and tensor.max() <= 1 + ROUNDING):
+        raise ValueError(f"images must be numbers in [0, 1], not {tensor.min():g} to {tensor.max():g}: or give bytes")
     channels, height, width = task.source_shape or task.image_shape
     batch = _channels_first(tensor.float(), channels)
     if batch.shape[2:] != (height, width):

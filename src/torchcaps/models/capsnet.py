@@ -15,9 +15,9 @@ from torchcaps.functional import Capsules
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
-from torchcaps.layers.stem import SmallStem, StemCapsules
+from torchcaps.layers.stem import SmallStem, StemCapsules, evaluating
 from torchcaps.models.backbones import load_weights, make_backbone, maker
-from torchcaps.models.base import Network, as_task, evaluating
+from torchcaps.models.base import Network, as_task
 from torchcaps.models.config import CapsNetConfig, TaskConfig
 from torchcaps.models.explain import Explanation, explain
 from torchcaps.routing.base import Routing
@@ -81,6 +81,7 @@ class CapsuleNetwork(Network):
     ) -> None:
         config, task = self.config, self.task
         self.front = _front(config, task, backbone)
+        self.config = config.replace(backbone_weights=None)  # they are its own now: nobody needs that file again
         self.map_shape = self.front.map_shape
         rows, columns, types = self.map_shape
         if config.kept_capsules is None:
@@ -171,14 +172,15 @@ def _front(
         stem = make_backbone(backbone)
         if config.backbone_weights:
             load_weights(stem, Path(config.backbone_weights))
-        stem.requires_grad_(not config.freeze_backbone)
     else:
         raise SettingError(
             "backbone",
             f"{config.backbone!a} is somebody's own code. If it is yours, name it: --backbone module:function on the "
             "command line, load(path, backbone=function) in Python",
         )
-    return StemCapsules(task.image_shape, stem, config.primary_capsules, config.primary_size)
+    return StemCapsules(
+        task.image_shape, stem, config.primary_capsules, config.primary_size, frozen=config.freeze_backbone
+    )
 
 
 def _one_each(routing: Routing | Sequence[Routing] | None, layers: int) -> list[Routing]:

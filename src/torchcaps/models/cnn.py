@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import final
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from torchcaps.functional import Capsules, at_least_float32, presence, weighted_mean
+from torchcaps.functional import Capsules, at_least_float32, classes_shown, weighted_mean
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.base import Network
@@ -19,7 +20,8 @@ class ConvolutionalNetwork(Network):
 
     It has the same convolutions, as many hidden units as the class capsules have components, and nearly the same
     number of weights; no squash, no routing, and cross-entropy for its loss. The hidden units stand in for the
-    class capsules' poses, so that it can be given the same decoder.
+    class capsules' poses, so that it can be given the same decoder. Where images show any number of classes, each
+    class has a sigmoid of its own in place of the softmax.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -66,13 +68,18 @@ class ConvolutionalNetwork(Network):
         hidden = self.hidden(capsules.poses.flatten(1)).relu()
         scores = at_least_float32(self.scores(hidden))
         poses = hidden.view(-1, len(self.classes), self.config.class_size)
-        return Capsules(poses, scores.softmax(1), scores[:, :, None])
+        probabilities = scores.softmax(1) if self.task.labels_per_image else scores.sigmoid()
+        return Capsules(poses, probabilities, scores[:, :, None])
 
     def loss(
         self, capsules: Capsules, labels: Tensor, progress: float = 1.0, image_weights: Tensor | None = None
     ) -> Tensor:
-        """Cross-entropy, with equal shares for several classes shown."""
-        shown = presence(labels, len(self.classes))
-        shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
-        losses = -(shares * capsules.totals[:, :, 0].log_softmax(1)).sum(1)
+        """Cross-entropy: of each class if there may be any number of them, or with equal shares for those shown."""
+        shown = classes_shown(labels, capsules.totals)
+        scores = capsules.totals[:, :, 0]
+        if self.task.labels_per_image:
+            shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
+            losses = -(shares * scores.log_softmax(1)).sum(1)
+        else:
+            losses = F.binary_cross_entropy_with_logits(scores, shown.to(scores.dtype), reduction="none").sum(1)
         return weighted_mean(losses, image_weights)

@@ -87,8 +87,12 @@ class ModelConfig(Settings):
 
         Images that show any number of classes have no pictures of each of them that a decoder could learn from.
         """
-        asked = math.prod(task.image_shape) <= LARGEST_DRAWN if self.reconstruction is None else self.reconstruction
-        return self.replace(reconstruction=asked and task.labels_per_image > 0)
+        if self.reconstruction and not task.labels_per_image:
+            raise SettingError("reconstruction", "is not possible where images show any number of classes")
+        if self.reconstruction is not None:
+            return self
+        drawn = task.labels_per_image > 0 and math.prod(task.image_shape) <= LARGEST_DRAWN
+        return self.replace(reconstruction=drawn)
 
     @classmethod
     def from_mapping(cls, values: object, *, where: str = "") -> Self:
@@ -120,13 +124,13 @@ class CapsNetConfig(ModelConfig):
         least=1,
         most=LARGEST,
     )
-    conv_channels: int = setting("channels of the first convolution", default=256, least=1, most=LARGEST)
+    conv_channels: int = setting("channels of the paper's first convolution", default=256, least=1, most=LARGEST)
     primary_capsules: int = setting(
         "types of primary capsules (the paper: 32, 64 for CIFAR-10)", default=32, least=1, most=LARGEST
     )
     primary_size: int = setting("components of a primary capsule", default=8, least=1, most=4096)
     class_size: int = setting("components of a class capsule", default=16, least=1, most=4096)
-    kernel: int = setting("side of both convolution kernels", default=9, least=1, most=64)
+    kernel: int = setting("side of the kernels of the paper's convolutions", default=9, least=1, most=64)
     stem: str = setting(
         "what makes feature maps of images: the paper's two convolutions, a small one for images over "
         f"{LARGEST_FOR_THE_PAPER} pixels or many classes, a backbone, or auto: by size",
@@ -139,7 +143,7 @@ class CapsNetConfig(ModelConfig):
     backbone_weights: str | None = setting("a file with the backbone's weights (safetensors, or torch's)", default=None)
     freeze_backbone: bool = setting("leave the backbone's weights as they are", default=False)
     padding: str = setting(
-        "valid as in the paper, or same: the image is padded", default="valid", choices=("valid", "same")
+        "of the convolutions: valid as in the paper, or same", default="valid", choices=("valid", "same")
     )
     negative_slope: float = setting(
         "of the leaky ReLU after the first convolution; 0 is ReLU", default=0.0, least=0, below=1

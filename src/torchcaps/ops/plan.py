@@ -9,6 +9,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from torchcaps.functional import runs_eagerly
 from torchcaps.ops.bilinear import POINTS, Axis, axis, taps_of_phases
@@ -139,7 +140,8 @@ def make_plan(shape: ConvolutionShape, dtype: torch.dtype, tile: tuple[int, int]
 
 
 def runs_eagerly_on_cpu(*tensors: Tensor | None) -> bool:
-    """Whether the fast kernels can take these tensors: CPU, one dtype of 32 or 64 bits, no autocast, nobody tracing.
+    """Whether the fast kernels can take these tensors: with memory of the CPU, one dtype of 32 or 64 bits,
+    no autocast, nobody tracing.
 
     >>> runs_eagerly_on_cpu(torch.ones(2), None), runs_eagerly_on_cpu(torch.ones(2), torch.ones(2, dtype=torch.float16))
     (True, False)
@@ -149,5 +151,9 @@ def runs_eagerly_on_cpu(*tensors: Tensor | None) -> bool:
         return False
     dtype = given[0].dtype
     return dtype in (torch.float32, torch.float64) and all(
-        tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.layout == torch.strided for tensor in given
+        type(tensor) in (Tensor, Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.dtype == dtype
+        and tensor.layout == torch.strided
+        for tensor in given
     )

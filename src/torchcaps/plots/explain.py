@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.errors import UserError
-from torchcaps.models.base import Network, evaluating
+from torchcaps.layers.stem import evaluating
+from torchcaps.models.base import Network
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.models.explain import Explanation
 from torchcaps.plots.parts import bare, pixels, plain, show_image

@@ -62,7 +62,7 @@ def draw_run(
 ) -> None:
     """Draw everything there is to show of a finished run into its folder."""
     device = next(network.parameters()).device
-    sample = next(evaluation_batches(split, batch_size=SAMPLE, augmentation=augmentation)).on(device)
+    sample = next(evaluation_batches(split, batch_size=SAMPLE, augmentation=augmentation, limit=SAMPLE)).on(device)
     figures = {
         "curves": curves(metrics),
         "confusion": confusion(evaluation, classes),

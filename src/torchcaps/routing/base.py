@@ -69,6 +69,13 @@ class Routing(nn.Module, ABC):
     def connect(self, inputs: int, outputs: int, output_size: int) -> None:
         """Make what depends on the number of capsules, such as coefficients. Called once, by the layer."""
 
+    def join(self, inputs: int, outputs: int, output_size: int) -> None:
+        """Become the routing of a layer, and of no other."""
+        if self.connected:
+            raise ValueError("this routing object belongs to another layer already: make one for each layer")
+        self.connect(inputs, outputs, output_size)
+        self.connected = True
+
     def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor | float:
         """The coefficients c_ij with which Σ_i c_ij û_j|i are the totals, for these images: (B, I, J), or (I, J) or one
         number where all images share them. What explanations are made from; a routing without them has none."""

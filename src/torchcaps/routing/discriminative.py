@@ -46,6 +46,7 @@ class DiscriminativeRouting(SharedRouting):
         coefficients = self._buffers.get("coefficients")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if coefficients is not None:
+            coefficients.grad = None  # of another device or data type
             moved = self.coefficients.detach()
             if coefficients.is_meta != moved.is_meta:  # a tensor without memory cannot become one that has some
                 coefficients = moved.requires_grad_()

@@ -299,7 +299,7 @@ def _rounded(folded: Network, precision: str) -> Network:
     if precision == "float32":
         return folded
     state = unpack(pack(folded.state_dict(), precision))
-    return folded.copy_with(state).folded()  # again: what was made of the weights must be made of these
+    return folded.copy_with(state).folded()  # again, for the speed
 
 
 def _answers(network: Network) -> Answers:

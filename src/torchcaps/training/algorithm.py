@@ -35,6 +35,7 @@ class AlternatingTrainer:
         self._config = config
         self._total_steps = total_steps
         self._class_weights = None if class_weights is None else class_weights.to(fabric.device)
+        self._device_random = None if fabric.device.type == "cpu" else torch.get_device_module(fabric.device)
         self.network = network
         self._module = fabric.setup_module(network)  # moves the weights to the device
         optimiser = config.optimiser.build(network)
@@ -67,6 +68,8 @@ class AlternatingTrainer:
 
         for turn in range(config.weight_steps):  # Algorithm 1, lines 3 to 6
             self.optimiser.zero_grad()  # first, so that the old gradients' memory is free for what follows
+            if self.ascent is not None:
+                self.ascent.zero_grad()
             output, capsules = self._forward(batch.images, labels_to_draw)
             losses = self._losses(output, batch, step)
             last = turn == config.weight_steps - 1
@@ -125,7 +128,10 @@ class AlternatingTrainer:
         assert self.ascent is not None
         with self._fabric.autocast():
             with torch.no_grad():
+                before = [buffer.clone() for buffer in self.network.buffers()]
                 primary = self.network.primary_capsules(batch.images)
+                for buffer, value in zip(self.network.buffers(), before):
+                    buffer.copy_(value)  # the running means of a backbone have these images already
             for _ in range(steps):
                 self.ascent.step(self.network.route(primary), batch.labels)
 
@@ -184,6 +190,8 @@ class AlternatingTrainer:
         for prefix, optimiser in self._optimisers().items():
             for index, state in optimiser.state_dict()["state"].items():
                 tensors |= {f"{prefix}.{index}.{name}": tensor for name, tensor in state.items()}
+        if self._device_random is not None:
+            tensors["random.device"] = self._device_random.get_rng_state()
         return tensors | {"random": torch.get_rng_state()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
@@ -198,6 +206,8 @@ class AlternatingTrainer:
             if name in state_now and tensor.dtype != state_now[name].dtype:
                 raise ValueError(f"{name!a} holds {tensor.dtype}")
         torch.set_rng_state(tensors["random"])
+        if self._device_random is not None:
+            self._device_random.set_rng_state(tensors["random.device"])
         self.network.load_state_dict(_within(tensors, "network"))
         if self.average is not None:
             for name, tensor in _within(tensors, "average").items():

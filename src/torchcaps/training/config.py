@@ -45,9 +45,12 @@ class OptimiserConfig(Settings):
     )
     learning_rate: float = setting("of adam and sgd, at its highest", default=1e-3, least=0, most=10)
     matrix_rate: float = setting("learning rate of the large matrices with muon", default=0.01, least=0, most=10)
-    momentum: float = setting("of muon", default=0.95, least=0, below=1)
+    momentum: float = setting("of muon and sgd", default=0.95, least=0, below=1)
     weight_decay: float = setting(
-        "share of a weight, times its rate, that a step takes away", default=0.0, least=0, most=100
+        "share of a weight, times its rate, that a step takes away; with sgd a part of the gradient",
+        default=0.0,
+        least=0,
+        most=100,
     )
     schedule: str = setting(
         "learning rate over time: cosine or linear to zero, staircase (the paper's), or constant",
@@ -193,7 +196,10 @@ class RunConfig(Settings):
     out: str | None = setting("folder for the run [runs/DATA-ROUTING-TIME]", default=None)
     log_every: int = setting("steps between rows of metrics.csv", default=20, least=1, most=MANY)
     evaluate_every: int | None = setting(
-        "steps between evaluations [an epoch, 2000 at the most]", default=None, least=1, most=MANY
+        "steps between evaluations [an epoch or a fiftieth of the run, 2000 at the most]",
+        default=None,
+        least=1,
+        most=MANY,
     )
     evaluation_images: int | None = setting(
         "images to evaluate on before the last step [all]", default=None, least=1, most=MANY
@@ -241,8 +247,8 @@ class TrainingConfig(Settings):
     run: RunConfig = setting(default=RunConfig())
 
     def check(self) -> None:
-        if self.routing.settings and self.model.name != CapsNetConfig.name:
-            given = ", ".join(map(str, self.routing.settings))
+        if self.routing != RoutingConfig() and self.model.name != CapsNetConfig.name:
+            given = ", ".join([self.routing.name, *self.routing.settings])
             raise SettingError("routing", f"of the model {self.model.name} cannot be changed: take away {given}")
         if self.ascent.shrinkage != "gradient" and self.optimiser.average:
             raise SettingError("average", f"would blur the zeros that shrinkage {self.ascent.shrinkage} makes")

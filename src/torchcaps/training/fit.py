@@ -200,19 +200,18 @@ class _Run:
             if self.fabric.is_global_zero:
                 for callback in self.callbacks:
                     callback.on_start(self.folder)
-            while step < self.total_steps:
+            while step < self.total_steps and not self._out_of_patience():
                 self._train_step(step)
                 step += 1
                 self._log(step)
-                stopped_by = self._agree(stop.get("signal", 0))
+                stopped_by = self._largest(stop.get("signal", 0))  # all of them stop after the same step
                 if step % self.config.run.checkpoint_every == 0 or step == self.total_steps or stopped_by:
                     self._checkpoint(step)
                 if stopped_by:
                     raise Interrupted(self.folder, stopped_by)
-                if self._out_of_patience():
-                    self.display.say(f"No better evaluation since step {self.best['step']:.0f}: stopping early.")
-                    self._checkpoint(step)
-                    break
+            if step < self.total_steps:
+                self.display.say(f"No better evaluation since step {self.best['step']:.0f}: stopping early.")
+                self._checkpoint(step)
             self._finish(step)
         return self.folder.path
 
@@ -330,6 +329,7 @@ class _Run:
                 "timed_steps": self.timed_steps,
                 "threads": torch.get_num_threads(),
                 "best": self.best,
+                "precision": self.fabric._precision.state_dict(),  # the scale of 16-mixed
                 "settings": self.config.determining(),
             }
             self.folder.checkpoints.save(step, tensors, state)
@@ -351,6 +351,10 @@ class _Run:
                     f"The run had {before} thread(s) a process and now has {threads}: it will differ in the last bits "
                     f"from one that was never stopped. --threads {before} avoids that."
                 )
+        if self._largest(step) != -self._largest(-step):
+            raise UserError(
+                f"The processes found different checkpoints, one of step {step}: give a folder that all of them see."
+            )
         if self.fabric.is_global_zero and (damaged := self.folder.forget_metrics_after(step)):
             self.display.say(f"{damaged} damaged row(s) of metrics.csv were dropped.")
         return step
@@ -361,6 +365,7 @@ class _Run:
             self.trainer.load_tensors(tensors)
             if self.fabric.is_global_zero:
                 self.sums.copy_(tensors["sums"])
+            self.fabric._precision.load_state_dict(state.get("precision", {}))
             self.train_seconds, self.timed_steps = float(state["train_seconds"]), int(state["timed_steps"])
             self.best = {name: float(state["best"][name]) for name in state["best"]}
             numbers = [state["seconds"], self.train_seconds, *self.best.values(), *self.sums.tolist()]
@@ -371,11 +376,11 @@ class _Run:
         if not intact:
             raise DamagedFile("The checkpoint holds numbers that no run has.")
 
-    def _agree(self, signal_number: int) -> int:
-        """The signal any process was stopped by, so that all of them stop after the same step."""
+    def _largest(self, number: int) -> int:
+        """The largest of the processes' numbers."""
         if self.fabric.world_size == 1:
-            return signal_number
-        return int(self.fabric.all_reduce(torch.tensor(signal_number), reduce_op="max"))  # type: ignore[arg-type]
+            return number
+        return int(self.fabric.all_reduce(torch.tensor(number), reduce_op="max"))  # type: ignore[arg-type]
 
     def _finish(self, step: int) -> None:
         data = self.plan.data
@@ -387,7 +392,6 @@ class _Run:
         if never := [short(name) for name, found in zip(data.classes, test.confusion.sum(0)) if not found]:
             self.display.say(f"No test image was taken for {', '.join(never[:20])}.")
         network.save(self.folder.network, settings=self.config.determining())
-        self.folder.best.unlink(missing_ok=True)
         kept_best = self.best and self.config.run.keep == "best"
         validation_error = self.best["error"] if kept_best else last.error_percent
         config = self.config
@@ -417,6 +421,7 @@ class _Run:
             versions=versions(),
             commit=commit(),
         ).write(self.folder.result)
+        self.folder.best.unlink(missing_ok=True)  # last: a run that is killed before needs it again
         for callback in self.callbacks:
             callback.on_finish(Finished(self.folder, self.plan, network, test))
 

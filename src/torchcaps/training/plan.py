@@ -9,14 +9,13 @@ import torch
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import Batches
 from torchcaps.data.datasets import DataSet
-from torchcaps.data.splits import Split
+from torchcaps.data.splits import OverlappingDigits, Split
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own, TaskConfig
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.defaults import default_sampling, filled_in
 
-MANY_IMAGES = 100_000  # evaluating more than that would take longer than training
-FEW_IMAGES = 10_000
+OVERLAPPING_DIGITS_EVALUATED = 10_000  # of ten million: each test digit once below another
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class Plan:
 
     def evaluation_limit(self, split: Split) -> int | None:
         """How many images of a split to evaluate on; None for all of them."""
-        return self.config.run.test_images or (FEW_IMAGES if len(split) > MANY_IMAGES else None)
+        usual = OVERLAPPING_DIGITS_EVALUATED if isinstance(split, OverlappingDigits) else None
+        return self.config.run.test_images or usual
 
     def build_network(self, own: Own | None = None) -> Network:
         torch.manual_seed(self.config.run.seed)
