@@ -129,6 +129,7 @@ def test_iterations_reach_the_matrix_network_and_other_settings_of_a_routing_are
     network = torchcaps.load(tmp_path / "run")
     assert {module.iterations for module in network.modules() if isinstance(module, torchcaps.EMRouting)} == {2}
     assert "take away strength" in refused(capsys, "train", "--model", "matrix", "--strength", "0.1")
+    assert "take away dynamic" in refused(capsys, "train", "--model", "cnn", "--routing", "dynamic")
     assert "take away iterations" in refused(capsys, "train", "--model", "cnn", "--iterations", "2")
 
 
@@ -189,6 +190,54 @@ def test_a_resumed_run_keeps_its_options(run_folder, capsys):
     assert "keeps its settings" in refused(capsys, "train", "--resume", run_folder, "--seed", "3")
 
 
+def test_a_finished_run_is_not_made_shorter(run_folder, capsys):
+    before = {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
+    assert "has taken 120 steps already" in refused(capsys, "train", "--resume", run_folder, "--steps", "60")
+    assert "epochs already" in refused(capsys, "train", "--resume", run_folder, "--epochs", "1")
+    assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_kept_its_best_state_is_made_longer(tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = [*TINY_FLAGS, "--no-reconstruction", "--validation", "100", "--evaluate-every", "1", "--keep", "best"]
+    flags += ["--optimizer", "adam", "--learning-rate", "1e-12", "--gamma", "0"]
+    assert main(["train", *flags, "--steps", "3", "--out", str(run)]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
+    assert json.loads((run / "result.json").read_text())["steps"] == 5
+
+
+def test_a_run_on_arrays_is_evaluated_and_exported(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    images, labels = random.integers(256, size=(60, 20, 20), dtype=np.uint8), np.arange(60) % 3
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images[:30], y_test=labels[:30])
+    run = tmp_path / "run"
+    flags = [*TINY_FLAGS, "--no-reconstruction", "--steps", "2"]
+    assert main(["train", *flags, "--data", f"npz:{tmp_path / 'a.npz'}", "--out", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--json", "--limit", "12", "--out", str(tmp_path / "out")]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 12
+    assert main(["export", str(run), "--to", "safetensors"]) == 0
+    assert "test images" in (run / "export" / "README.md").read_text()
+    assert str(tmp_path) not in (run / "export" / "README.md").read_text()
+    assert "a file of the run" in refused(capsys, "export", run, "--to", "safetensors", "--out", run / "config.yaml")
+
+
+def test_a_card_describes_the_file_beside_it_only(run_folder, tmp_path):
+    (tmp_path / "other.onnx").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "another.safetensors").write_bytes(b"?")
+    assert main(["export", str(run_folder), "--to", "safetensors", "--out", str(tmp_path / "mine.safetensors")]) == 0
+    card = (tmp_path / "README.md").read_text()
+    assert "mine.safetensors" in card
+    assert "another.safetensors" not in card
+
+
+def test_an_ensemble_of_networks_for_other_images_is_refused(run_folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    flags = [*TINY_FLAGS, "--no-reconstruction", "--steps", "1", "--standardise"]
+    assert main(["train", *flags, "--out", str(other)]) == 0
+    assert "same standardise" in refused(capsys, "evaluate", run_folder, other)
+
+
 def test_an_output_folder_with_a_run_is_left_alone(run_folder, capsys):
     before = {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")}
     assert "already has a run" in refused(capsys, "train", *TINY_FLAGS, "--out", run_folder)
@@ -216,6 +265,10 @@ def test_what_is_not_an_image_cannot_be_predicted(run_folder, tmp_path, capsys):
     (tmp_path / "note.png").write_text("not a picture")
     assert "note.png" in refused(capsys, "predict", run_folder, tmp_path / "note.png")
     assert "missing.png" in refused(capsys, "predict", run_folder, tmp_path / "missing.png")
+    assert "missing[1].png" in refused(capsys, "predict", run_folder, tmp_path / "missing[1].png")
+    assert "aaa" in refused(capsys, "predict", run_folder, tmp_path / ("a" * 300))
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(capsys, "predict", run_folder, tmp_path / "empty")
 
 
 def test_a_run_folder_with_missing_or_damaged_files_is_told_which(run_folder, tmp_path, capsys):

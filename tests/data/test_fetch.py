@@ -416,6 +416,8 @@ def test_two_processes_at_once(server: Server, cache: Path) -> None:
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "from-environment"))
     assert cache_root(tmp_path) == tmp_path
+    assert cache_root(Path("~/there")) == Path.home() / "there"
+    assert cache_root(Path("here")) == Path.cwd() / "here"
     assert cache_root() == tmp_path / "from-environment"
     monkeypatch.delenv("TORCHCAPS_DATA")
     assert cache_root().name == "torchcaps"

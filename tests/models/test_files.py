@@ -232,6 +232,7 @@ DAMAGED = {
     "more labels than classes": changed("task", "labels_per_image", 3),
     "infinite mean": changed("task", "mean", [float("inf")]),
     "no deviation": changed("task", "std", [0.0]),
+    "a huge source": changed("task", "source_shape", [3, 100_000, 100_000]),
     "a small source": changed("task", "source_shape", [3, 10, 10]),
     "routing without a name": changed("routing", "name", None),
     "routing settings as a list": changed("routing", "settings", [1]),
@@ -289,6 +290,22 @@ def test_other_tensors_than_described_are_refused(tmp_path, damage):
         tensors = {}
     write_tensors(tmp_path / "network", tensors, {"network": DESCRIPTION.to_mapping()})
     with pytest.raises(DamagedFile, match=r"describes another network than it holds: .* do not fit"):
+        load(tmp_path / "network")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (torch.full((2, 2), 1e300, dtype=torch.float64), "not finite"),
+        (torch.ones(2, 2).to(torch.float8_e4m3fn), "float8"),
+    ],
+)
+def test_numbers_that_a_network_cannot_hold_are_refused(tmp_path, values, words):
+    tensors = dict(DESCRIPTION.build().state_dict())
+    name = "layers.1.routing.coefficients"
+    tensors[name] = values[:1, :1].expand_as(tensors[name])
+    write_tensors(tmp_path / "network", tensors, {"network": DESCRIPTION.to_mapping()})
+    with pytest.raises(DamagedFile, match=words):
         load(tmp_path / "network")
 
 

@@ -15,6 +15,7 @@ from commands import command_environment
 from torchcaps.cli.serve import listening_on
 from torchcaps.models.files import in_the_box
 from torchcaps.serve.app import make_app
+from torchcaps.serve.connection import Impatient
 from torchcaps.serve.gallery import Gallery
 from torchcaps.serve.model import ServedModel
 from torchcaps.trained.run import TrainedRun
@@ -64,7 +65,8 @@ def served() -> Iterator[Callable[..., str]]:
 
     def serve(models: list[ServedModel], **settings: object) -> str:
         listening = listening_on("127.0.0.1", 0)
-        config = uvicorn.Config(make_app(models, **settings), log_level="error", lifespan="off", ws="none")
+        app = make_app(models, **settings)
+        config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", http=Impatient)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()

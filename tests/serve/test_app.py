@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import io
 import json
 import re
@@ -12,11 +13,16 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+import torch
 from PIL import Image
 
+from torchcaps import CapsuleNetwork
 from torchcaps.cli.serve import listening_on
+from torchcaps.models.config import CapsNetConfig, TaskConfig
+from torchcaps.serve import connection
 from torchcaps.serve.app import PAGE
 from torchcaps.serve.guard import Hosts, Limits, Rate
+from torchcaps.serve.model import ServedModel
 
 BLANK = base64.b64encode(bytes(784)).decode()
 
@@ -319,6 +325,39 @@ def test_mistakes_of_ours_are_told_without_details(client_of, model, monkeypatch
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "default-src" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /api/info HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("then", [b"", b"G"])
+def test_a_connection_that_says_nothing_more_is_closed(first, then, client, monkeypatch):
+    monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=30) as talk:
+        if first:
+            talk.sendall(first)
+            assert talk.recv(2**16).startswith(b"HTTP/1.1 200")
+        if then:
+            talk.sendall(then)
+        while talk.recv(2**16):  # the rest of the answer, then the end
+            pass
+
+
+def test_a_connection_is_used_again(client):
+    request = b"GET /api/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=30) as talk:
+        for _ in range(3):
+            talk.sendall(request)
+            answer = http.client.HTTPResponse(talk)
+            answer.begin()
+            assert json.loads(answer.read())["models"]
+
+
+def test_a_network_of_standardised_images_is_served(client_of):
+    task = TaskConfig(image_shape=(1, 20, 20), classes=("a", "b"), standardise=True)
+    network = CapsuleNetwork.from_config(CapsNetConfig(conv_channels=4, primary_capsules=2), task)
+    model = ServedModel("standardised", network)
+    pixels = torch.randint(256, (1, 20, 20), dtype=torch.uint8)
+    expected = network.predict(network.prepare(pixels)).lengths[0]
+    torch.testing.assert_close(model.analyse(pixels).lengths, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_answers_do_not_wait_for_acknowledgements():

@@ -61,7 +61,12 @@ def test_the_command(torchcaps, trained_folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nowhere"], "no run folder"), (["a", "b", "c"], "or two"), (["a", "--port", "70000"], "65535")],
+    [
+        (["nowhere"], "no run folder"),
+        (["a", "b", "c"], "or two"),
+        (["a", "--port", "70000"], "65535"),
+        (["--host", ""], "host name"),
+    ],
 )
 def test_wrong_commands_are_told_what_is_wrong(torchcaps, arguments, words):
     result = torchcaps("serve", *arguments)

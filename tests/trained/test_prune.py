@@ -40,6 +40,16 @@ def test_the_smaller_network_gives_the_same_answers(layers, tmp_path):
     torch.testing.assert_close(loaded.folded()(images).capsules, network(images).capsules, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("stem", ["small", "backbone"])
+def test_other_stems_are_pruned_too(stem):
+    own = {"backbone": torch.nn.Conv2d(1, 4, 5, 3)} if stem == "backbone" else {"stem": "small"}
+    network = sparse_network(**own)
+    pruned = prune(network)
+    assert pruned.types_removed == 2
+    images = torch.rand(4, 1, 21, 23)
+    torch.testing.assert_close(pruned.network(images).capsules, network(images).capsules, rtol=1e-4, atol=1e-6)
+
+
 def test_what_serves_only_hidden_capsules_that_no_class_uses_is_removed_with_them():
     network = network_of(layers=((6, 4), (5, 3)))
     for layer in network.layers:

@@ -5,6 +5,7 @@ import torch
 
 from torchcaps import CapsuleNetwork
 from torchcaps.data import Augmentation, ImageSplit
+from torchcaps.data.config import AugmentationConfig
 from torchcaps.trained.robustness import TRIALS, error_by_strength
 from torchcaps.trained.scores import Scores, score
 
@@ -61,6 +62,17 @@ def test_predictions_are_written_as_csv():
     assert second.startswith("1,bee,ant,0,")
 
 
+def test_some_images_keep_their_numbers(split):
+    network = network_of(1).folded()
+    everything, some = score([network], split), score([network], split, limit=5)
+    assert some.numbers.tolist() == split.sample(5).tolist()
+    torch.testing.assert_close(some.lengths, everything.lengths[some.numbers])
+    table = io.StringIO()
+    some.write_csv(table, [f"{number}.png" for number in range(23)])
+    names = [line.split(",")[0] for line in table.getvalue().splitlines()[1:]]
+    assert names == [f"{number}.png" for number in some.numbers.tolist()]
+
+
 def test_an_ensemble_averages_lengths(split):
     networks = [network_of(seed).folded() for seed in (1, 2)]
     alone = [score([network], split) for network in networks]
@@ -77,12 +89,17 @@ def test_views_average_over_mirrored_and_shifted_images(split):
     torch.testing.assert_close(score([network], split, views=["flip", "shift"]).lengths, torch.stack(views).mean(0))
 
 
+@pytest.mark.parametrize("standardise", [False, True])
 @pytest.mark.parametrize("name", TRIALS)
-def test_a_trial_of_no_strength_changes_nothing(name, split):
+def test_a_trial_of_no_strength_changes_nothing(name, standardise, split):
     network = network_of(1)
-    plain = score([network], split)
+    network.task = network.task.replace(standardise=standardise)
+    augmentation = Augmentation(AugmentationConfig(shift=0, standardise=standardise))
+    plain = score([network], split, augmentation=augmentation)
     change = TRIALS[name].change
-    changed = score([network], split, change=lambda network, batch: change(network, batch, strength=0.0))
+    changed = score(
+        [network], split, augmentation=augmentation, change=lambda network, batch: change(network, batch, strength=0.0)
+    )
     torch.testing.assert_close(changed.lengths, plain.lengths, rtol=1e-3, atol=1e-4)
     errors = error_by_strength([network], split, name, augmentation=Augmentation(), limit=9)
     assert list(errors) == list(TRIALS[name].strengths)

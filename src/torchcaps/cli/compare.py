@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
     compared = compare(arguments.run_folders)
     table = Table(box=None)
     for heading in COLUMNS:
-        table.add_column(heading, justify="left" if heading == "run" else "right")
+        table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=heading == "run")
     for summary in compared:
         table.add_row(*(shown(cell) for cell in summary.cells()))
     Console(markup=False, emoji=False).print(table)

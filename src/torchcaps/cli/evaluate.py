@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_pretrained(parser)
     add_computing(parser)
     parser.add_argument("--data", help="another data set of the same shape and classes [the run's own]")
-    parser.add_argument("--limit", type=positive, metavar="N", help="evaluate on the first N test images only")
+    parser.add_argument("--limit", type=positive, metavar="N", help="evaluate on N test images only")
     parser.add_argument(
         "--views",
         type=_views,
@@ -63,8 +64,10 @@ def run(arguments: argparse.Namespace) -> None:
     if not folders:
         raise UserError("Name the folder of a run, or a network that comes with torchcaps: --pretrained mnist.")
     runs = [open_run(folder, arguments) for folder in folders]
-    if any(trained.network.classes != runs[0].network.classes for trained in runs):
-        raise UserError("An ensemble needs runs with the same classes.")
+    tasks = [trained.network.task for trained in runs]
+    for what in ("classes", "image_shape", "source_shape", "fit", "standardise", "labels_per_image"):
+        if any(getattr(task, what) != getattr(tasks[0], what) for task in tasks):
+            raise UserError(f"An ensemble needs runs with the same {what.replace('_', ' ')}.")
     plan = runs[0].plan(data=arguments.data, data_folder=arguments.data_dir)
     networks = [trained.network.folded() for trained in runs]
     limit = arguments.limit or plan.evaluation_limit(plan.data.test)
@@ -142,8 +145,9 @@ def _write(folder: Path, scores: Scores, errors: dict[str, Any], plan: Any) -> N
     save(evaluation.calibration(scores), folder / "calibration.png")
     worst = scores.worst(WORST)
     if worst:
-        images = plan.augmentation.centre(plan.data.test.fetch(torch.tensor(worst))).on("cpu").images
+        numbers = torch.tensor([scores.image(row) for row in worst])
+        images = plan.augmentation.centre(plan.data.test.fetch(numbers)).on("cpu").images
         save(evaluation.worst_mistakes(images, scores, worst, names), folder / "mistakes.png")
     if errors:
         save(evaluation.robustness(errors), folder / "robustness.png")
-    print(f"Predictions and pictures are in {folder}")
+    print(f"Predictions and pictures are in {folder}", file=sys.stderr)

@@ -187,7 +187,10 @@ def merged(base: Mapping[str, Any], given: Mapping[str, Mapping[str, Any]]) -> d
         if section == "routing" and values.get("name", into.get("name")) != into.get("name"):
             into.pop("settings", None)  # another routing's
         if section == "routing" and "settings" in values:
-            values = {**values, "settings": {**into.get("settings", {}), **values["settings"]}}
+            before = into.get("settings", {})
+            if not isinstance(before, Mapping):
+                raise SettingError("routing.settings", "must be names with values")
+            values = {**values, "settings": {**before, **values["settings"]}}
         if section == "model" and values.get("name", into.get("name", "capsnet")) != into.get("name", "capsnet"):
             into.clear()
         into |= values

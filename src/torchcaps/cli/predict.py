@@ -74,10 +74,10 @@ def _files(words: Iterable[str]) -> Iterable[Path]:
             if b"\0" in listed:
                 raise UserError("Standard input is no text: - stands for a list of image files, one a line.")
             yield from (Path(os.fsdecode(line)) for line in listed.splitlines() if line.strip())
-        elif path.is_dir():
-            yield from images_below(path)
-        elif not path.exists() and glob.has_magic(word):
-            yield from map(Path, sorted(glob.glob(word, recursive=True)))
+        elif os.path.isdir(word):
+            yield from images_below(path) or [path]
+        elif not os.path.exists(word) and glob.has_magic(word):
+            yield from map(Path, sorted(glob.glob(word, recursive=True)) or [word])
         else:
             yield path
 

@@ -34,7 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bits", type=int, choices=(16, 8), default=16, help="of a weight in the page that --static writes [16]"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1: this machine only]")
+    parser.add_argument(
+        "--host", type=_host, default="127.0.0.1", help="where to listen [127.0.0.1: this machine only]"
+    )
     parser.add_argument("--port", type=_port, default=8642, help="[8642]; 0 for any that is free")
     parser.add_argument(
         "--allow-host",
@@ -125,6 +127,15 @@ def listening_on(host: str, port: int) -> socket.socket:
             f"Cannot listen on {host}, port {port}: {error.strerror}. Choose another with --port or --host."
         ) from None
     return listening
+
+
+def _host(text: str) -> str:
+    try:
+        if text and text.encode("idna"):
+            return text
+    except UnicodeError:  # a part of it is too long, or empty
+        pass
+    raise argparse.ArgumentTypeError(f"must be an address or a host name, not {text[:60]!a}")
 
 
 def _port(text: str) -> int:

@@ -115,6 +115,11 @@ _ORDERS: dict[str, Callable[[Split, int], Callable[[int, Tensor], Tensor]]] = {
 }
 
 
+def evaluated(split: Split, limit: int | None = None) -> Tensor:
+    """The numbers of the images that :func:`evaluation_batches` takes, in its order."""
+    return torch.arange(len(split)) if limit is None or limit >= len(split) else split.sample(limit)
+
+
 def evaluation_batches(
     split: Split,
     *,
@@ -133,7 +138,7 @@ def evaluation_batches(
         limit: so many images only, those of :meth:`Split.sample`.
         rank, world_size: process ``rank`` of ``world_size`` gets every ``world_size``-th batch.
     """
-    numbers = torch.arange(len(split)) if limit is None or limit >= len(split) else split.sample(limit)
+    numbers = evaluated(split, limit)
     for start in range(rank * batch_size, len(numbers), world_size * batch_size):
         batch = split.fetch(numbers[start : start + batch_size])
         yield augmentation.centre(batch) if augmentation else batch

@@ -47,9 +47,7 @@ class Checked(NamedTuple):
 
 def cache_root(cache: Path | None = None) -> Path:
     """Where data sets are kept: the argument, else $TORCHCAPS_DATA, else the user's cache folder."""
-    if cache is not None:
-        return cache
-    return Path(os.environ.get("TORCHCAPS_DATA") or pooch.os_cache("torchcaps"))
+    return Path(cache or os.environ.get("TORCHCAPS_DATA") or pooch.os_cache("torchcaps")).expanduser().absolute()
 
 
 def source_of(name: str) -> tuple[str, Source]:

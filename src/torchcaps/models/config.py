@@ -22,6 +22,8 @@ MOST_CLASS_WEIGHTS = 2**24
 """Weights between primary and class capsules up to which that is so: they grow with the classes, too."""
 LARGEST_DRAWN = 3 * 64 * 64
 """Numbers of an image up to which a decoder is trained unless told otherwise: it has a thousand weights for each."""
+MOST_IN_AN_IMAGE = 2**26
+"""Numbers."""
 LARGEST = 2**20  # of any size: a damaged file must not ask for more than a machine could have
 
 
@@ -63,6 +65,9 @@ class TaskConfig(Settings):
             self.source_shape[0] != channels or any(map(operator.lt, self.source_shape, self.image_shape))
         ):
             raise SettingError("source_shape", f"{self.source_shape} does not hold images of {self.image_shape}")
+        for shape in filter(None, (self.image_shape, self.source_shape)):
+            if math.prod(shape) > MOST_IN_AN_IMAGE:
+                raise SettingError("image_shape", f"{shape} is larger than any image that is read")
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, channels):
                 raise SettingError(name, f"must have one number, or one for each of {channels} channels")

@@ -72,5 +72,9 @@ def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if scale is None or values.ndim < 2 or scale.dtype != torch.float32 or tuple(scale.shape) != rows:
                 raise ValueError(f"{name} has no scales that fit")
             values = values.to(torch.float32) * scale
-        state[name] = values.to(torch.float32) if values.dtype == torch.float16 else values
+        if values.is_floating_point():
+            if values.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+                raise ValueError(f"{name} holds {values.dtype}")
+            values = values.to(torch.float32)
+        state[name] = values
     return state

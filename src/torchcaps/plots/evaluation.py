@@ -13,20 +13,21 @@ from torchcaps.trained.robustness import TRIALS
 from torchcaps.trained.scores import Scores
 
 
-def worst_mistakes(images: Tensor, scores: Scores, numbers: Sequence[int], names: Sequence[str] = ()) -> Figure:
+def worst_mistakes(images: Tensor, scores: Scores, worst: Sequence[int], names: Sequence[str] = ()) -> Figure:
     """The images (N, C, H, W) that are most surely wrong, "true → predicted" above each, and its name below."""
-    columns = min(6, max(1, len(numbers)))
-    rows = max(1, -(-len(numbers) // columns))
+    columns = min(6, max(1, len(worst)))
+    rows = max(1, -(-len(worst) // columns))
     figure = Figure(figsize=(1.6 * columns, 1.9 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
     found = scores.found
-    for axes, image, number in zip(grid.flat, images, numbers):
+    for axes, image, row in zip(grid.flat, images, worst):
         axes.set_axis_on()
         show_image(axes, image)
-        true, answer = (_names(scores, shown) for shown in (scores.shown[number], found[number]))
+        true, answer = (_names(scores, shown) for shown in (scores.shown[row], found[row]))
         axes.set_title(plain(f"{true} → {answer}", 30), size=8)
+        number = scores.image(row)
         name = plain(names[number].rpartition("/")[2], 22) if names else f"image {number}"
         axes.set_xlabel(name, size=7)
     return figure

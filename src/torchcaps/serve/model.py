@@ -111,7 +111,7 @@ class ServedModel:
         return self.network.decoder is not None
 
     def prepared(self, pixels: Tensor) -> Tensor:
-        """Bytes (..., C, H, W) of the network's own size as it wants them."""
+        """Bytes (B, C, H, W) of the network's own size as it wants them."""
         images = pixels.to(self.network.mean.device).float().div(255)
         return standardised(images) if self.network.task.standardise else images
 
@@ -123,7 +123,7 @@ class ServedModel:
             pixels: (C, H, W) uint8 of the network's own size.
             label: the class to explain, by default the one it is surest of.
         """
-        image = self.prepared(pixels)[None]
+        image = self.prepared(pixels[None])
         contributions = None
         if self.has_maps:
             assert isinstance(self.network, CapsuleNetwork)

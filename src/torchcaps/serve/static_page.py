@@ -72,7 +72,8 @@ def network_content(model: ServedModel, bits: int = 16) -> dict[str, Any]:
     network = model.original.folded()
     if not isinstance(network, CapsuleNetwork) or not isinstance(network.front, ImageCapsules):
         raise UserError(
-            f"{model.name} is no capsnet: only those run without Python. Use torchcaps serve without --static."
+            f"{model.name} is no capsnet with the paper's convolutions: only those run without Python. Use torchcaps "
+            "serve without --static."
         )
     front = network.front
     first, second = front.first, front.second

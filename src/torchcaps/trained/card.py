@@ -94,7 +94,9 @@ def write_card(folder: Path, text: str) -> Path | None:
 
 def stored_files(folder: Path, reports: Mapping[str, ExportReport] | None = None) -> dict[str, str]:
     """The networks in a folder, each with what is known of it."""
-    found = sorted(path for path in folder.iterdir() if path.suffix in LOADING and not path.name.startswith("."))
+    found = sorted(
+        path for path in folder.iterdir() if path.suffix in LOADING and path.is_file() and not path.name.startswith(".")
+    )
     return {path.name: _remark(path, (reports or {}).get(path.name)) for path in found}
 
 
@@ -114,7 +116,7 @@ def _remark(path: Path, report: ExportReport | None) -> str:
 
 
 def _title(network: Network, result: RunResult | None) -> str:
-    return f"torchcaps {network.config.name}" + (f" on {_plain(result.data)}" if result else "")
+    return f"torchcaps {network.config.name}" + (f" on {_plain(_without_place(result.data))}" if result else "")
 
 
 def _summary(network: Network) -> str:
@@ -133,7 +135,7 @@ def _facts(network: Network, result: RunResult | None, error: tuple[float, int] 
     if network.config.name == "capsnet":
         rows["routing"] = network.routing_config().name
     if result is not None:
-        rows = {"data": _plain(result.data)} | rows
+        rows = {"data": _plain(_without_place(result.data))} | rows
         if result.routing is not None and network.config.name == "capsnet":
             rows["routing"] = _plain(result.routing)
     if error is not None:
@@ -206,7 +208,18 @@ def _changed(config: TrainingConfig) -> dict[str, Any]:
             different.pop(place, None)
         if different:
             changed[section] = different
+    changed["data"]["name"] = _without_place(config.data.name)
     return changed
+
+
+def _without_place(data: str) -> str:
+    """The name of a data set without the folder it was in.
+
+    >>> _without_place("folder:/home/somebody/flowers"), _without_place("mnist")
+    ('folder:flowers', 'mnist')
+    """
+    kind, colon, place = data.partition(":")
+    return f"{kind}{colon}{Path(place).name}"
 
 
 def _versions(result: RunResult | None) -> str:

@@ -8,6 +8,7 @@ read back and compared with the network before it gets its name.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import io
 import json
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 import torchcaps
 from torchcaps.atomic import check_replaceable
 from torchcaps.errors import UserError
+from torchcaps.layers.stem import StemCapsules
 from torchcaps.models.base import Network
 from torchcaps.models.files import load
 from torchcaps.models.packing import check_precision, pack, unpack
@@ -268,7 +270,9 @@ def _read_pt2(path: Path, network: Network) -> Answers:
 
 def _read_safetensors(path: Path, network: Network) -> Answers:
     own = {type(module) for module in network.modules() if isinstance(module, Routing)} - set(ROUTINGS.values())
-    return _answers(load(path, routing=next(iter(own), None)).folded())
+    front = getattr(network, "front", None)
+    stem = copy.deepcopy(front.stem) if isinstance(front, StemCapsules) else None
+    return _answers(load(path, routing=next(iter(own), None), backbone=stem).folded())
 
 
 READERS: dict[str, Callable[[Path, Network], Answers]] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from torchcaps.errors import UserError
 from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.layers.stem import StemCapsules
 from torchcaps.models.base import Network
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.routing.base import SharedRouting
@@ -54,10 +57,14 @@ def prune(network: Network) -> Pruned:
         layers=tuple((int(left.sum()), size) for left, (_, size) in zip(used[1:], network.config.layers)),
     )
     routings = [type(layer.routing)(**layer.routing.settings) for layer in layers]
-    smaller = CapsuleNetwork.from_config(config, network.task, routing=routings).to(network.mean.device)
+    front = network.front
+    stem = partial(copy.deepcopy, front.stem) if isinstance(front, StemCapsules) else None
+    smaller = CapsuleNetwork.from_config(config, network.task, routing=routings, backbone=stem)
+    smaller.to(network.mean.device)
     channels = kept_types.repeat_interleave(config.primary_size)
     state = network.state_dict()
-    for name in ("front.second.weight", "front.second.bias"):
+    last = "front.second" if stem is None else "front.primary.conv"
+    for name in (f"{last}.weight", f"{last}.bias"):
         state[name] = state[name][channels]
     for number, (inputs, outputs) in enumerate(pairwise(used)):
         name = f"layers.{number}.weight"

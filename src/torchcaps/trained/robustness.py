@@ -15,7 +15,7 @@ from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import presence
 from torchcaps.models.base import Network
-from torchcaps.trained.scores import Change, score
+from torchcaps.trained.scores import Change, as_seen, score
 
 STEPS_OF_PGD = 10
 SEED = 0
@@ -62,7 +62,7 @@ def _slope(network: Network, images: Tensor, labels: Tensor) -> Tensor:
     """
     with torch.enable_grad():
         seen = images.detach().clone().requires_grad_()
-        capsules = network(seen).capsules
+        capsules = network(as_seen(network, seen)).capsules
         lengths = capsules.activations
         right = presence(labels, lengths.shape[1]) > 0
         lead = lengths.masked_fill(right, -1).amax(1) - lengths.masked_fill(~right, 2).amin(1)

@@ -97,9 +97,10 @@ class TrainedRun:
             changed |= {"image_size": side, "channels": channels}
         return config.replace(data=config.data.replace(**changed))
 
-    def plan(self, *, data: str | None = None, data_folder: str | None = None) -> Plan:
+    def plan(self, *, data: str | None = None, data_folder: str | None = None, download: bool = True) -> Plan:
         """The run's data, or other data that fit the network."""
-        plan = Plan.of(self.config(data=data, data_folder=data_folder))
+        config = self.config(data=data, data_folder=data_folder)
+        plan = Plan.of(config, load_data(config.data, download=download))
         task, given = self.network.task, plan.task
         name = plan.config.data.name
         if (given.image_shape, given.labels_per_image) != (task.image_shape, task.labels_per_image):
@@ -109,7 +110,8 @@ class TrainedRun:
             )
         if len(given.classes) != len(task.classes):
             raise UserError(f"The network knows {len(task.classes)} classes, {name} has {len(given.classes)}.")
-        if not _has_own_shape(name) and given.classes != task.classes:
+        unnamed = name.startswith("npz:") and given.classes == tuple(map(str, range(len(given.classes))))
+        if given.classes != task.classes and not unnamed:
             raise UserError(
                 f"The network knows the classes {', '.join(task.classes)}; {name} has {', '.join(given.classes)}."
             )
@@ -169,7 +171,7 @@ class TrainedRun:
         smaller = RunFolder.create(path, self.folder.config())
         values = {**asdict(report), "folder": path.name}
         write_json(smaller.path / PRUNING, values)
-        pruned.network.save(smaller.network, precision=precision)
+        pruned.network.save(smaller.network, precision=precision, settings=trained_with(self.folder.network))
         if self.folder.metrics.is_file():
             write_atomically(smaller.metrics, self.folder.metrics.read_bytes())
         if self.folder.result.is_file():
@@ -189,10 +191,12 @@ class TrainedRun:
         """
         check_choices(to, precision)
         path = export_path(self.folder.path, to, precision) if out is None else out
-        if path.exists() and path.samefile(self.folder.network):
-            raise UserError(f"{path} is the trained network itself: choose another file.")
+        own = (self.folder.network, self.folder.config_file, self.folder.metrics, self.folder.result)
+        if path.exists() and any(file.exists() and path.samefile(file) for file in own):
+            raise UserError(f"{path} is a file of the run itself: choose another one.")
+        self.config()  # which is that of the network, or it is said here
         try:
-            plan: Plan | None = self.plan(data_folder=data_folder)
+            plan: Plan | None = self.plan(data_folder=data_folder, download=False)
         except UserError:  # the data are not on this machine
             plan = None
         images = None if plan is None else sample_images(plan.data.test, plan.augmentation, CHECKED_IMAGES)
@@ -212,6 +216,8 @@ class TrainedRun:
         result = RunResult.read(self.folder.result) if self.folder.result.exists() else None
         error = (report.error_percent[0], report.test_images) if report.error_percent and result is None else None
         files = stored_files(folder, {report.path.name: report})
+        if folder != export_path(self.folder.path, report.to, report.precision).parent:  # others may lie there
+            files = {report.path.name: files[report.path.name]}
         write_card(folder, card(self.network, files=files, config=self.folder.config(), result=result, error=error))
 
     def _measured(self, plan: Plan, network: Network) -> Measured:
@@ -227,8 +233,8 @@ def sample_images(split: Split, augmentation: Augmentation, count: int) -> Tenso
 
 
 def _has_own_shape(data: str) -> bool:
-    """Whether a data set's images have a size of their own, unlike a folder's, which are brought to any."""
-    return ":" not in data
+    """Whether a data set's images have a size of their own, unlike image files, which are brought to any."""
+    return not data.startswith(("folder:", "csv:"))
 
 
 def _count(labels: int) -> str:

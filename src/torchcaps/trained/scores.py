@@ -14,10 +14,10 @@ from torch import Tensor
 
 from torchcaps.atomic import write_atomically
 from torchcaps.data.augmentation import Augmentation
-from torchcaps.data.batches import evaluation_batches
+from torchcaps.data.batches import evaluated, evaluation_batches
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import presence
-from torchcaps.models.base import PRESENT_FROM, Network, check_answers
+from torchcaps.models.base import PRESENT_FROM, Network, check_answers, standardised
 
 Change = Callable[[Network, Batch], Tensor]
 """From a network and a batch to the images it is shown instead: noise, turns, attacks."""
@@ -61,12 +61,18 @@ class Scores:
         lengths: of all class capsules, (N, J).
         shown: which classes each image shows, (N, J).
         labels_per_image: how many classes every image shows; 0 for any number.
+        numbers: of the images in their split, (N,); by default they are the first.
     """
 
     classes: tuple[str, ...]
     lengths: Tensor
     shown: Tensor
     labels_per_image: int = 1
+    numbers: Tensor | None = None
+
+    def image(self, row: int) -> int:
+        """The number of a row's image in its split."""
+        return row if self.numbers is None else int(self.numbers[row])
 
     @property
     def found(self) -> Tensor:
@@ -111,7 +117,7 @@ class Scores:
         return sum(part.images * abs(part.length - part.right) for part in parts) / sum(part.images for part in parts)
 
     def worst(self, count: int) -> list[int]:
-        """The numbers of the images that are most surely wrong, the worst first."""
+        """The rows of the images that are most surely wrong, the worst first."""
         wrong_lengths = (self.lengths * (1 - self.shown)).amax(1)
         right_lengths = torch.where(self.shown > 0, self.lengths, torch.inf).amin(1)
         margin = torch.where(self.right, -torch.inf, wrong_lengths - right_lengths)
@@ -123,10 +129,10 @@ class Scores:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["image", "shown", "found", "right", *(f"length {name}" for name in self.classes)])
         found, right = self.found, self.right
-        for number, lengths in enumerate(self.lengths.tolist()):
-            labels = (self._names(self.shown[number]), self._names(found[number]))
-            image = names[number] if names else number
-            writer.writerow([image, *labels, int(right[number]), *(f"{length:.6g}" for length in lengths)])
+        for row, lengths in enumerate(self.lengths.tolist()):
+            labels = (self._names(self.shown[row]), self._names(found[row]))
+            image = names[self.image(row)] if names else self.image(row)
+            writer.writerow([image, *labels, int(right[row]), *(f"{length:.6g}" for length in lengths)])
 
     def _names(self, shown: Tensor) -> str:
         return "|".join(name for name, there in zip(self.classes, shown.tolist()) if there)
@@ -148,24 +154,32 @@ def score(
         split: the images.
         augmentation: what training used; evaluation takes the centre of images that training crops.
         views: "flip", "shift": mirrored and shifted views of each image, averaged too.
-        change: what is done to the images before the networks see them.
-        limit: only the first so many images.
+        change: what is done to the images before the networks see them, while they are numbers in [0, 1].
+        limit: so many images only, from all over the split.
     """
     first = networks[0]
     device = first.mean.device
     lengths, shown = [], []
     augmentation = augmentation or Augmentation()
+    if change is not None:
+        augmentation = Augmentation(augmentation.config.replace(standardise=False))
     for batch in evaluation_batches(split, batch_size=first.evaluation_batch, limit=limit):
         seen = [view.on(device) for view in augmentation.views(batch, views)] if views else []
         seen = seen or [augmentation.centre(batch).on(device)]
         answers = [_lengths(network, view, change) for view in seen for network in networks]
         lengths.append(torch.stack(answers).mean(0).cpu())
         shown.append(presence(batch.labels, len(first.classes)))
-    return Scores(first.classes, torch.cat(lengths), torch.cat(shown), first.task.labels_per_image)
+    numbers = evaluated(split, limit)
+    return Scores(first.classes, torch.cat(lengths), torch.cat(shown), first.task.labels_per_image, numbers)
+
+
+def as_seen(network: Network, images: Tensor) -> Tensor:
+    """Images in [0, 1] as a network wants them: standardised, if it was trained so."""
+    return standardised(images) if network.task.standardise else images
 
 
 def _lengths(network: Network, batch: Batch, change: Change | None) -> Tensor:
-    images = batch.images if change is None else change(network, batch)
+    images = batch.images if change is None else as_seen(network, change(network, batch))
     with torch.inference_mode():
         lengths: Tensor = network(images).capsules.activations.float()
     return check_answers(lengths)

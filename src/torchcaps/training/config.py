@@ -248,7 +248,7 @@ class TrainingConfig(Settings):
 
     def check(self) -> None:
         if self.routing != RoutingConfig() and self.model.name != CapsNetConfig.name:
-            given = ", ".join([self.routing.name, *self.routing.settings])
+            given = ", ".join(self.routing.settings) or self.routing.name
             raise SettingError("routing", f"of the model {self.model.name} cannot be changed: take away {given}")
         if self.ascent.shrinkage != "gradient" and self.optimiser.average:
             raise SettingError("average", f"would blur the zeros that shrinkage {self.ascent.shrinkage} makes")

@@ -282,7 +282,8 @@ class _Run:
         network = self.trainer.trained_network()
         if not self.best or self.config.run.keep != "best" or not self.best["since"]:
             return network
-        tensors, _ = read_tensors(self.folder.best)
+        kept = self.folder.best if self.folder.best.exists() else self.folder.network  # of a run made longer
+        tensors, _ = read_tensors(kept)
         self.display.say(f"The best state, of step {self.best['step']:.0f}, is used.")
         return network.copy_with({name: tensor.to(self.fabric.device) for name, tensor in tensors.items()})
 

@@ -135,6 +135,11 @@ class RunFolder:
 
     def extend(self, config: TrainingConfig) -> None:
         """Let a run go on for longer: the only setting of a run that may change once it has begun."""
+        rows = self.read_metrics()
+        for name, column in (("steps", "step"), ("epochs", "epoch")):
+            asked, taken = getattr(config.run, name), (rows[-1][column] if rows else None) or 0
+            if asked is not None and asked < taken:
+                raise UserError(f"The run has taken {taken:g} {name} already: it can be made longer, not shorter.")
         self.checkpoints.restamp(config.determining())
         self.set_aside_damage(lambda line: None)
         write_atomically(self.config_file, to_yaml(config).encode())  # last: until then it is the run it was

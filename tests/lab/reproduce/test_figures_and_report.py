@@ -1,5 +1,6 @@
 """Numbers of the report against runs whose results are known."""
 
+import base64
 import json
 import shutil
 
@@ -164,6 +165,29 @@ def test_a_folder_without_the_papers_runs_is_told(tmp_path):
     Results().write(tmp_path)
     with pytest.raises(UserError, match="no runs of the paper's table"):
         rebuild(tmp_path)
+
+
+def test_results_of_strangers_bring_neither_scripts_nor_files_into_the_page(cells, tmp_path):
+    results = keep(cells)
+    (tmp_path / "secret.txt").write_text("secret")
+    trap = '<script>alert(1)</script><img src="pictures/../secret.txt">![x](pictures/../secret.txt)'
+    for row in list(results.rows.values()):
+        results.add(row.replace(processor=trap, versions={}), results.curves[row.key])
+    results.write(tmp_path)
+    rebuild(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert base64.b64encode(b"secret").decode() not in page
+
+
+@pytest.mark.parametrize("seconds", [{}, {"l2": 1.0}, {"dr": 0.0}, [1], {"dr": 1.0, "other": 1.0}])
+def test_a_damaged_measurement_is_told(cells, tmp_path, seconds):
+    keep(cells)
+    runtime = {"budget": "cpu", "cpu": "?", "threads": 1, "torch": "2", "batch_size": 8, "rounds": 1}
+    spread = {"spread_percent": {"dr": 1.0, "l2": 2.0}}
+    (tmp_path / "runtime.json").write_text(json.dumps({**runtime, **spread, "seconds_per_100_steps": seconds}))
+    with pytest.raises(UserError, match=r"runtime\.json is damaged"):
+        Report(tmp_path).write()
 
 
 def test_the_page_needs_nothing_but_itself(cells, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from torchcaps.atomic import write_atomically
+from torchcaps.atomic import DamagedFile, write_atomically
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce import figures
 from torchcaps.lab.reproduce.budgets import BOOKKEEPING, BUDGETS, differences
@@ -29,6 +29,7 @@ img { max-width: 100%; }
 code { background: #f3f3f3; padding: 0 0.2rem; }
 """
 RUNTIME = "runtime.json"
+VERSIONS = {"Python": "python", "torch": "torch", "torchcaps": "torchcaps"}
 MEASURED = ("seconds_per_100_steps", "spread_percent", "rounds", "batch_size", "threads", "cpu", "torch")
 DRAWN = ("own_capsules", "foreign_capsules", "class_means")
 VIEWS = "here, views averaged"
@@ -93,8 +94,8 @@ class Report:
 
     def _machine(self) -> Iterator[str]:
         places = {
-            f"{run.processes} x {run.threads} thread(s) on {run.processor}, Python {run.versions['python']}, "
-            f"torch {run.versions['torch']}, torchcaps {run.versions['torchcaps']}"
+            f"{run.processes} x {run.threads} thread(s) on {run.processor}, "
+            + ", ".join(f"{name} {run.versions.get(key, '?')}" for name, key in VERSIONS.items())
             for run in self.runs
         }
         hours = sum(run.seconds for run in self.runs) / 3600
@@ -208,6 +209,10 @@ class Report:
     def _runtime(self) -> Iterator[str]:
         measured = read_record(self.runtime, *MEASURED)
         seconds: dict[str, float] = measured["seconds_per_100_steps"]
+        spread = measured["spread_percent"]
+        whole = isinstance(seconds, dict) and isinstance(spread, dict) and bool(seconds.get("dr"))
+        if not (whole and seconds.keys() <= METHODS.keys() & spread.keys()):
+            raise DamagedFile(f"{self.runtime} is damaged. Remove it, and it is measured anew.")
         published = SECONDS_PER_100_STEPS
         yield "## Time per 100 steps"
         yield (
@@ -221,7 +226,7 @@ class Report:
             ["", *(METHODS[method].title for method in seconds)],
             [
                 ["seconds here", *(f"{value:.2f}" for value in seconds.values())],
-                ["± %", *(f"{measured['spread_percent'][method]:g}" for method in seconds)],
+                ["± %", *(f"{spread[method]:g}" for method in seconds)],
                 ["of DR's time, here", *(f"{value / seconds['dr']:.2f}" for value in seconds.values())],
                 [
                     "of DR's time, paper",
@@ -389,13 +394,13 @@ def _link(folder: Path, path: Path) -> str:
 
 def _html(text: str, folder: Path) -> str:
     """The same as a page of its own, with the pictures inside; links lead to the files beside it."""
-    body: str = MarkdownIt().enable("table").render(text)
+    body: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
 
     def embedded(match: re.Match[str]) -> str:
         data = base64.b64encode((folder / match.group(1)).read_bytes()).decode()
         return f'src="data:image/png;base64,{data}"'
 
-    body = re.sub(r'src="(pictures/[^"]+)"', embedded, body)
+    body = re.sub(r'src="(pictures/[\w-]+\.png)"', embedded, body)
     title = "Routing towards discriminative power: reproduction"
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'

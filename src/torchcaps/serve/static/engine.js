@@ -228,7 +228,7 @@ function capsuleEngine() {
       for (const value of values) sum += value;
       const centre = sum / values.length;
       for (const value of values) squares += (value - centre) ** 2;
-      const spread = Math.max(Math.sqrt(squares / values.length), 1 / Math.sqrt(values.length));
+      const spread = Math.max(Math.sqrt(squares / values.length), 1 / (255 * Math.sqrt(values.length)));
       return values.map((value) => (value - centre) / spread);
     }
 
