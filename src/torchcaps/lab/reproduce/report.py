@@ -185,7 +185,7 @@ class Report:
             "Error during training (mean over seeds; the band is their range), against iterations, as in the paper, "
             "and against seconds of training (median over seeds), evaluations not counted. It is the error on training "
             "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
-            "a diamond, it is the final error on all of these images, and the curve was taken on the first so many "
+            "a diamond, it is the final error on all of these images, and the curve was taken on some of them "
             "(`evaluation_images`), which may be easier or harder than the rest. Where cells were trained side by side "
             "they shared the machine, with whatever else ran there: their seconds cannot be compared."
         )
