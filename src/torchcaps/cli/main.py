@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("data", "list, fetch, verify and check data sets"),
     "bench": ("bench", "speed and memory of every routing, side by side"),
     "reproduce": ("reproduce", "the paper's table and figures, from real runs"),
-    "info": ("info", "versions, devices and what is available"),
+    "info": ("info", "versions, processor and what is available"),
 }
 """Each command's module and what it does."""
 NEEDED = (

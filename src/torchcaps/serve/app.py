@@ -85,7 +85,7 @@ def make_app(
         return model, torch.tensor(given.pose, dtype=torch.float32)
 
     @app.get("/api/info")
-    async def get_info() -> wire.Info:
+    async def get_info() -> wire.Content:
         return info
 
     @app.get("/api/samples")
@@ -93,7 +93,7 @@ def make_app(
         kind: Literal["any", "wrong"] = "any",
         count: Annotated[int, Query(ge=1, le=64)] = 1,
         model: Annotated[int, Query(ge=0)] = 0,
-    ) -> wire.Pictures:
+    ) -> wire.Content:
         if gallery is None:
             raise HTTPException(404, no_samples)
         asked = model_number(model)
@@ -102,38 +102,38 @@ def make_app(
             raise HTTPException(
                 404, f"Of {gallery.looked_at(asked)} test images, {asked.name} got none wrong. Ask again for more."
             )
-        return wire.Pictures(pictures=[wire.picture_of(sample) for sample in samples])
+        return {"pictures": [wire.picture_of(sample) for sample in samples]}
 
     @app.post("/api/analyse")
-    async def analyse(given: wire.AnalyseRequest) -> wire.Answers:
+    async def analyse(given: wire.AnalyseRequest) -> wire.Content:
         check_label(given.label)
         pixels = wire.pixels_of(given.image, network.image_shape)
         answers = await desk.turn(lambda: [wire.answer_of(model.analyse(pixels, given.label)) for model in models])
-        return wire.Answers(answers=answers)
+        return {"answers": answers}  # one for each network
 
     @app.post("/api/decode")
-    async def decode(given: wire.DecodeRequest) -> wire.Picture:
+    async def decode(given: wire.DecodeRequest) -> wire.Content:
         model, pose = pose_of(given)
         image = await desk.turn(lambda: model.decode(pose[None], [given.label])[0])
-        return wire.Picture(image=wire.image_text(image))
+        return {"image": wire.image_text(image)}
 
     @app.post("/api/sweep")
-    async def sweep(given: wire.SweepRequest) -> wire.Strips:
+    async def sweep(given: wire.SweepRequest) -> wire.Content:
         model, pose = pose_of(given)
         if given.component is not None and given.component >= model.pose_size:
             raise UserError(f"There is no component number {given.component}.")
         strips = await desk.turn(lambda: model.sweep(pose, given.label, given.component))
-        return wire.Strips(strips=[[wire.image_text(image) for image in strip] for strip in strips])
+        return {"strips": [[wire.image_text(image) for image in strip] for strip in strips]}
 
     @app.post(UPLOAD)
-    async def upload(request: Request) -> wire.Picture:
+    async def upload(request: Request) -> wire.Content:
         data = await request.body()
 
         def decoded() -> torch.Tensor:
             pixels = decode_image(data, image_shape=source_shape, fit=network.task.fit, name="The file")
             return centre(pixels, network.image_shape)
 
-        return wire.Picture(image=wire.as_text((await desk.turn(decoded)).numpy()))
+        return {"image": wire.as_text((await desk.turn(decoded)).numpy())}
 
     @app.get("/{name:path}")
     async def get_page(name: str) -> Response:

@@ -49,7 +49,7 @@ def write_static(
     """
     check_side_by_side(models)
     content = {
-        "info": wire.info_of(list(models), None if gallery else no_samples).model_dump(mode="json"),
+        "info": wire.info_of(list(models), None if gallery else no_samples),
         "samples": _pictures(gallery, SAMPLES),
         "wrong": [_pictures(gallery, WRONG_SAMPLES, model) for model in models],
         "networks": [network_content(model, bits) for model in models],
@@ -147,7 +147,7 @@ def _pictures(gallery: Gallery | None, count: int, model: ServedModel | None = N
     if gallery is None:
         return []
     samples = gallery.some(count) if model is None else gallery.wrong(count, model)
-    return [wire.picture_of(sample).model_dump(mode="json") for sample in samples]
+    return [wire.picture_of(sample) for sample in samples]
 
 
 def _as_script(content: object) -> str:

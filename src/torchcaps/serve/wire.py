@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torchcaps.serve.gallery import Sample
 from torchcaps.serve.model import SWEEP_REACH, SWEEP_STEPS, Analysis, ServedModel
 
 LONGEST_POSE = 4096
+Content = dict[str, Any]
+"""What JSON is made of."""
 Component = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
@@ -43,125 +45,57 @@ class SweepRequest(DecodeRequest):
     """By default all of them."""
 
 
-class Model(BaseModel):
-    name: str
-    routing: str | None
-    numbers: int
-    pose_size: int
-    has_decoder: bool
-    has_maps: bool
-    error_percent: float | None
-    curves: dict[str, list[float | None]]
-
-
-class Info(BaseModel):
-    classes: list[str]
-    image_shape: tuple[int, int, int]
-    source_shape: tuple[int, int, int]
-    """(C, H, W) that files are brought to; the middle of that is the image."""
-    fit: str
-    """How they are brought to it."""
-    sweep_reach: float
-    """How far a component is swept to either side,"""
-    sweep_steps: int
-    """and in how many pictures."""
-    models: list[Model]
-    no_samples: str | None
-    """Why there are no test images to pick, if there are none."""
-
-
-class Map(BaseModel):
-    label: int
-    adds: float
-    takes: float
-    adds_map: str
-    """float32 (H, W), little end first, in base64."""
-    takes_map: str
-
-
-class Drawn(BaseModel):
-    label: int
-    image: str
-
-
-class Answer(BaseModel):
-    lengths: list[float]
-    poses: list[list[float]]
-    found: list[int]
-    reconstructions: list[Drawn]
-    map: Map | None
-
-
-class Answers(BaseModel):
-    answers: list[Answer]
-    """One for each network."""
-
-
-class Picture(BaseModel):
-    image: str
-    labels: list[int] = []
-
-
-class Pictures(BaseModel):
-    pictures: list[Picture]
-
-
-class Strips(BaseModel):
-    strips: list[list[str]]
-    """For each component swept, its images."""
-
-
-def info_of(models: list[ServedModel], no_samples: str | None) -> Info:
+def info_of(models: list[ServedModel], no_samples: str | None) -> Content:
+    """What the page shows before any image. ``no_samples`` says why there are no test images, if there are none."""
     task = models[0].network.task
-    return Info(
-        classes=list(task.classes),
-        image_shape=task.image_shape,
-        source_shape=task.source_shape or task.image_shape,
-        fit=task.fit,
-        sweep_reach=SWEEP_REACH,
-        sweep_steps=SWEEP_STEPS,
-        models=[model_of(model) for model in models],
-        no_samples=no_samples,
-    )
+    return {
+        "classes": task.classes,
+        "image_shape": task.image_shape,
+        "source_shape": task.source_shape or task.image_shape,  # that files are brought to; its middle is the image
+        "fit": task.fit,
+        "sweep_reach": SWEEP_REACH,  # how far a component is swept to either side,
+        "sweep_steps": SWEEP_STEPS,  # and in how many pictures
+        "models": [model_of(model) for model in models],
+        "no_samples": no_samples,
+    }
 
 
-def model_of(model: ServedModel) -> Model:
-    routing = model.original.routing_config().name if model.original.config.name == "capsnet" else None
-    return Model(
-        name=model.name,
-        routing=routing,
-        numbers=model.original.numbers(),
-        pose_size=model.pose_size,
-        has_decoder=model.has_decoder,
-        has_maps=model.has_maps,
-        error_percent=model.error_percent,
-        curves={name: list(column) for name, column in model.curves.items()},
-    )
+def model_of(model: ServedModel) -> Content:
+    return {
+        "name": model.name,
+        "routing": model.original.routing_config().name if model.original.config.name == "capsnet" else None,
+        "numbers": model.original.numbers(),
+        "pose_size": model.pose_size,
+        "has_decoder": model.has_decoder,
+        "has_maps": model.has_maps,
+        "error_percent": model.error_percent,
+        "curves": model.curves,
+    }
 
 
-def answer_of(analysis: Analysis) -> Answer:
+def answer_of(analysis: Analysis) -> Content:
     contributions = analysis.contributions
-    return Answer(
-        lengths=analysis.lengths.tolist(),
-        poses=analysis.poses.tolist(),
-        found=analysis.found,
-        reconstructions=[
-            Drawn(label=label, image=image_text(image)) for label, image in analysis.reconstructions.items()
+    return {
+        "lengths": analysis.lengths.tolist(),
+        "poses": analysis.poses.tolist(),
+        "found": analysis.found,
+        "reconstructions": [
+            {"label": label, "image": image_text(image)} for label, image in analysis.reconstructions.items()
         ],
-        map=None
+        "map": None
         if contributions is None
-        else Map(
-            label=contributions.label,
-            adds=contributions.adds,
-            takes=contributions.takes,
-            adds_map=float_text(contributions.adds_map),
-            takes_map=float_text(contributions.takes_map),
-        ),
-    )
+        else {
+            "label": contributions.label,
+            "adds": contributions.adds,
+            "takes": contributions.takes,
+            "adds_map": float_text(contributions.adds_map),  # float32 (H, W), little end first, in base64
+            "takes_map": float_text(contributions.takes_map),
+        },
+    }
 
 
-def picture_of(sample: Sample) -> Picture:
-    return Picture(image=as_text(sample.pixels.numpy()), labels=sample.labels)
+def picture_of(sample: Sample) -> Content:
+    return {"image": as_text(sample.pixels.numpy()), "labels": sample.labels}
 
 
 def as_text(array: np.ndarray) -> str:
