@@ -23,8 +23,8 @@ SETS = {
     "10": "labels-10",
     "100": "labels-100",
     "1,000": "labels-1000",
-    "1,000, 20 % wrong": "noise-20",
-    "1,000, 40 % wrong": "noise-40",
+    "1,000, 20 % random": "noise-20",
+    "1,000, 40 % random": "noise-40",
 }
 """Labelled images of each class, as the page and as the runs call them."""
 METHODS = {
@@ -93,10 +93,12 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Means with their intervals, a line for each name, side by side so that none is hidden."""
-    for number, (name, points) in enumerate(lines.items(), start=1):
-        shift = 0.06 * (number - (len(lines) + 1) / 2)
+def draw_points(
+    axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], first: int = 1, style: str = "-"
+) -> None:
+    """Means with their intervals, side by side so that none is hidden. ``first`` is the number of the first colour."""
+    for number, (name, points) in enumerate(lines.items()):
+        shift = 0.06 * (number - (len(lines) - 1) / 2)
         axes.errorbar(
             [place + shift for place in range(len(points))],
             [mean for mean, _ in points],
@@ -104,9 +106,10 @@ def draw_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -
             marker="o",
             markersize=4,
             linewidth=1.2,
+            linestyle=style,
             capsize=3,
             label=name,
-            color=f"C{number}",
+            color=f"C{number + first}",
         )
     tidy(axes)
 
@@ -144,7 +147,7 @@ def draw_adapted(rows: Sequence[Mapping[str, str]]) -> Figure:
     for axes, change in zip(panels, changes):
         (before,) = groups[change, "nothing", "0"]
         axes.axhline(before, color="0.6", linestyle="--", label="not adapted")
-        draw_lines(axes, {way: [mean_of(groups[change, way, count]) for count in counts] for way in ways})
+        draw_points(axes, {way: [mean_of(groups[change, way, count]) for count in counts] for way in ways})
         axes.set_xticks(range(len(counts)), [f"{int(count):,}" for count in counts])
         axes.set_xlim(-0.4, len(counts) - 0.6)
         axes.set_ylim(bottom=0)
@@ -174,15 +177,13 @@ def draw_labels(results: Results) -> Figure:
     }
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, points in levels.items():
-        left.plot([mean for mean, _ in points], marker="o", markersize=4, linewidth=1.2, label=name)
-    tidy(left)
-    left.set_ylabel("test error, %, mean of three seeds")
-    draw_lines(right, differences)
+    draw_points(left, levels, first=0, style="")
+    left.set_ylabel("test error, %")
+    draw_points(right, differences, style="")
     right.axhline(0, color="0.6", linestyle="--")
     right.set_ylabel(f"points against {METHODS[BASELINE]} coefficients")
     for axes in (left, right):
-        axes.set_xticks(range(len(sets)), [*sets])
+        axes.set_xticks(range(len(sets)), [name.replace(", ", "\n") for name in sets])
         axes.set_xlabel("labelled images of each class")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     counts = {len(errors[key, method]) for key in sets.values() for method in METHODS}
