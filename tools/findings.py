@@ -100,8 +100,7 @@ def train(name: str, data: Path, shown: int, method: str, seed: int, runs: Path)
             },
         }
     )
-    result = fit(config, resume=folder if (folder / "config.yaml").exists() else None)
-    print(f"{folder}: {result}", flush=True)
+    fit(config, resume=folder if (folder / "config.yaml").exists() else None)
 
 
 def few_labels(arguments: argparse.Namespace) -> None:

@@ -236,6 +236,7 @@ def test_an_ensemble_of_networks_for_other_images_is_refused(run_folder, tmp_pat
     flags = [*TINY_FLAGS, "--no-reconstruction", "--steps", "1", "--standardise"]
     assert main(["train", *flags, "--out", str(other)]) == 0
     assert "same standardise" in refused(capsys, "evaluate", run_folder, other)
+    assert "one network" in refused(capsys, "evaluate", run_folder, run_folder, "--attack", "fgsm")
 
 
 def test_an_output_folder_with_a_run_is_left_alone(run_folder, capsys):

@@ -93,6 +93,13 @@ class TestFolder:
         with pytest.raises(UserError, match="mean the same"):
             list_folder(tmp_path)
 
+    def test_a_split_without_images(self, tmp_path: Path) -> None:
+        make(tmp_path, "train/a/1.png", "train/b/1.png")
+        for name in ("a", "b"):
+            (tmp_path / "test" / name).mkdir(parents=True)
+        with pytest.raises(UserError, match="test has no images"):
+            list_folder(tmp_path)
+
     def test_train_alone(self, tmp_path: Path) -> None:
         make(tmp_path, "train/a/1.png", "train/b/1.png")
         assert list_folder(tmp_path).classes == ("a", "b")

@@ -11,7 +11,9 @@ from PIL import Image
 from torchcaps.data import pictures
 from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import DataSet, load
+from torchcaps.data.images import ImageFacts
 from torchcaps.data.pictures import usual_side
+from torchcaps.data.report import FileReport
 from torchcaps.data.splits import ImageSplit, MultiLabelSplit
 from torchcaps.errors import UserError
 from torchcaps.settings import SettingError
@@ -213,12 +215,24 @@ class TestTable:
             for number, labels in zip(batch.images[:, 0, 0, 0].tolist(), batch.labels.tolist()):
                 assert set(labels) - {-1} == right[number % 4]
 
+    @pytest.mark.parametrize("place", range(20))
+    def test_the_only_image_of_a_class_is_for_training(self, folder: Path, place: int) -> None:
+        labels = ["a", "b"] * 10
+        labels[place] += "|rare"
+        data = self.load(folder, ["path,label", *(f"{number}.png,{label}" for number, label in enumerate(labels))])
+        assert data.train.class_counts(3).tolist()[2] == 1
+
     def test_split_column_and_missing_files(self, folder: Path) -> None:
         rows = ["path,label,split", "0.png,a,train", "1.png,b,train", "2.png,a,test", "none.png,b,test"]
         with pytest.raises(UserError, match=r"1 image file cannot be read:\n.*none\.png does not exist"):
             self.load(folder, rows)
         data = self.load(folder, rows, skip_unreadable=True)
         assert (len(data.train), len(data.test)) == (2, 1)
+
+
+def test_sizes_that_are_turned_are_told_apart() -> None:
+    report = FileReport.of([ImageFacts(*size, "L") for size in ((40, 30), (30, 40), (40, 30))], {}, [])
+    assert report.rows()[0] == ("files", "30 x 40 to 40 x 30, median 40 x 30")
 
 
 def test_photographs_become_64_pixels(tmp_path: Path) -> None:

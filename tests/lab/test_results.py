@@ -102,15 +102,9 @@ def test_only_settings_that_differ_from_their_defaults_are_kept():
     assert changed_settings(TrainingConfig()) == {}
     same = RoutingConfig(name="l2", settings={"strength": 1e-5})
     assert changed_settings(TrainingConfig(routing=same)) == {}
-    changed = TrainingConfig(
-        model=CnnConfig(conv_channels=8), optimiser=OptimiserConfig(name="sgd"), routing=RoutingConfig(name="l1")
-    )
-    assert changed_settings(changed) == {
-        "model.name": "cnn",
-        "model.conv_channels": 8,
-        "routing.name": "l1",
-        "optimiser.name": "sgd",
-    }
+    assert changed_settings(TrainingConfig(routing=RoutingConfig(name="l1"))) == {"routing.name": "l1"}
+    changed = TrainingConfig(model=CnnConfig(conv_channels=8), optimiser=OptimiserConfig(name="sgd"))
+    assert changed_settings(changed) == {"model.name": "cnn", "model.conv_channels": 8, "optimiser.name": "sgd"}
 
 
 def test_what_a_configuration_leaves_open_may_be_anything():

@@ -74,3 +74,13 @@ def test_pictures_say_how_many_of_the_classes_they_show(monkeypatch):
     batch = sample()
     figure = plots.reconstructions(network_for("l2"), batch._replace(labels=torch.arange(9)[:, None] % 3), CLASSES)
     assert figure.get_suptitle() == "the first 2 of 3 classes"
+    monkeypatch.setattr(plots, "MOST_IMAGES", 3)
+    pairs = torch.tensor([[0, 1], [1, 2], [0, 2]]).repeat(3, 1)  # all classes in two images
+    figure = plots.reconstructions(network_for("l2", 2), sample(2)._replace(labels=pairs), CLASSES)
+    assert not figure.get_suptitle()
+
+
+def test_counts_are_told_in_full():
+    evaluation = Evaluation(2270, 0, torch.diag(torch.tensor([1135.0, 980.0, 155.5])), 1.0)
+    texts = {text.get_text() for text in plots.confusion(evaluation, CLASSES).axes[0].texts}
+    assert {"1135", "980"} <= texts

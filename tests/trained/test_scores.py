@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from torchcaps import CapsuleNetwork
-from torchcaps.data import Augmentation, ImageSplit
+from torchcaps.data import Augmentation, Batch, ImageSplit
 from torchcaps.data.config import AugmentationConfig
-from torchcaps.trained.robustness import TRIALS, error_by_strength
+from torchcaps.trained.robustness import TRIALS, affine, error_by_strength
 from torchcaps.trained.scores import Scores, score
 
 LENGTHS = torch.tensor([[0.9, 0.1, 0.2], [0.8, 0.3, 0.1], [0.2, 0.6, 0.5], [0.1, 0.2, 0.7]])
@@ -51,6 +51,23 @@ def test_calibration_by_hand():
 def test_any_number_of_classes_is_decided_by_length():
     scores = Scores(("ant", "bee", "cow"), torch.tensor([[0.9, 0.7, 0.2], [0.1, 0.2, 0.3]]), SHOWN[:2], 0)
     assert scores.found.tolist() == [[1, 1, 0], [0, 0, 0]]
+
+
+def test_what_is_found_where_nothing_is_shown_is_a_mistake():
+    lengths = torch.tensor([[0.9, 0.1], [0.1, 0.2], [0.8, 0.1]])
+    scores = Scores(("ant", "bee"), lengths, torch.tensor([[1.0, 0], [0, 0], [0, 0]]), 0)
+    assert scores.worst(3) == [2]
+
+
+def test_turns_keep_shapes_where_images_are_not_square():
+    wide = torch.zeros(8, 1, 60, 180)
+    wide[:, :, 24:36, 88:92] = 1.0  # 12 x 4 pixels
+    batch = Batch(wide, torch.zeros(8, 1, dtype=torch.long), wide[:, None])
+    for turned in affine(network_of(1), batch, strength=1.0):
+        places = (turned[0] > 0.4).nonzero().double()
+        away = places - places.mean(0)
+        short, long = torch.linalg.eigvalsh(away.mT @ away / len(places)).sqrt().tolist()
+        assert long / short == pytest.approx(3.0, rel=0.25)
 
 
 def test_predictions_are_written_as_csv():

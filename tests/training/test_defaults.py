@@ -11,6 +11,7 @@ from torchcaps.errors import UserError
 from torchcaps.models.config import CapsNetConfig, TaskConfig
 from torchcaps.training import header
 from torchcaps.training.config import DEFAULT_WARMUP
+from torchcaps.training.defaults import default_epochs
 from torchcaps.training.files import read_config
 from torchcaps.training.fit import Callback, fit
 from torchcaps.training.folder import RunFolder
@@ -51,6 +52,22 @@ def test_few_images_get_small_batches_and_enough_steps(images, batch, least_step
     assert plan.total_steps >= least_steps
     assert plan.config.optimiser.warmup == min(DEFAULT_WARMUP, plan.total_steps // 10)
     assert plan.config.run.keep == "last"
+
+
+def test_a_batch_of_all_images_counts_as_many():
+    assert default_epochs(40, 3, 128) == default_epochs(40, 3, 40) == 250
+
+
+def test_data_given_in_memory_are_named_as_such(tmp_path):
+    path = fit(config_of(out=str(tmp_path / "run"), steps=1, **SMALL), data=data_of(60))
+    assert RunResult.read(path / "result.json").data == "arrays"
+    assert read_config(path / "config.yaml").data.name == "arrays"
+
+
+@pytest.mark.parametrize("setting", [{"patience": 2}, {"keep": "best"}])
+def test_what_needs_validation_images_says_so(setting):
+    with pytest.raises(UserError, match="needs validation images"):
+        Plan.of(config_of(**setting, **SMALL), data_of(60))
 
 
 def test_what_is_chosen_is_kept():

@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
     if not folders:
         raise UserError("Name the folder of a run, or a network that comes with torchcaps: --pretrained mnist.")
     runs = [open_run(folder, arguments) for folder in folders]
+    if len(runs) > 1 and arguments.attack:
+        raise UserError("An attack is made against one network: name one run.")
     tasks = [trained.network.task for trained in runs]
     for what in ("classes", "image_shape", "source_shape", "fit", "standardise", "labels_per_image"):
         if any(getattr(task, what) != getattr(tasks[0], what) for task in tasks):

@@ -72,6 +72,8 @@ def list_folder(root: Path) -> Listing:
             )
             raise UserError(f"{shown(root)}: all parts must have the same classes; {'; '.join(parts)}")
         splits[split] = scan.pictures(folder, classes, needed=False)
+        if not splits[split]:
+            raise UserError(f"{shown(folder)} has no images: add some, or remove the folder")
     return scan.listing(root, classes, resolved(splits))
 
 

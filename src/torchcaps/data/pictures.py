@@ -46,7 +46,7 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
             channels = 1 if bool((pixels == pixels[:, :1]).all()) else 3
             pixels = pixels[:, :channels].contiguous()
         kept = [pictures[number] for number in read.readable]
-        names[split] = [os.path.relpath(picture.path, listing.root).replace(os.sep, "/") for picture in kept]
+        names[split] = [_name(picture.path, listing.root) for picture in kept]
         images[split] = pixels, _labels(kept, listing)
         bad += read.bad
         facts += read.facts
@@ -59,6 +59,13 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
     if not len(images["test"][1]):
         raise UserError(f"{shown(listing.root)} has no image to test with; add some")
     return images, FileReport.of(facts, listing.ignored, bad), tuple(names["test"])
+
+
+def _name(path: Path, root: Path) -> str:
+    try:
+        return Path(os.path.relpath(path, root)).as_posix()
+    except ValueError:  # on another drive
+        return path.as_posix()
 
 
 def _check_memory(images: int, channels: int, side: int) -> None:
@@ -131,6 +138,9 @@ def _divided(images: Images, names: Sequence[str]) -> tuple[dict[str, Images], l
     shuffled = torch.tensor(sorted(range(len(names)), key=lambda number: hashes[number]))
     rank, share, size = places_in_class(labels, shuffled)
     held_out = ((share < TEST_SHARE) | (rank == 0)) & (size > 1)
+    if labels.ndim == 2:  # an image shows other classes than the one it was counted for
+        for label in (~labels[~held_out].any(0)).nonzero().flatten().tolist():
+            held_out[labels[:, label].nonzero()[0]] = False
     divided = {"train": (pixels[~held_out], labels[~held_out]), "test": (pixels[held_out], labels[held_out])}
     return divided, [name for name, held in zip(names, held_out.tolist()) if held]
 

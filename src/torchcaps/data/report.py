@@ -36,7 +36,7 @@ class FileReport:
     @classmethod
     def of(cls, facts: Sequence[ImageFacts], ignored: Mapping[str, int], bad: Iterable[BadFile]) -> FileReport:
         """The report on files that could be read (at least one), files ignored, and files that could not."""
-        sizes = sorted(((image.width, image.height) for image in facts), key=lambda size: size[0] * size[1])
+        sizes = sorted(((image.width, image.height) for image in facts), key=lambda size: (size[0] * size[1], size))
         widths, heights = zip(*sizes)
         median = int(statistics.median(widths)), int(statistics.median(heights))
         modes = dict(Counter(image.mode for image in facts).most_common())

@@ -145,7 +145,7 @@ def changed_settings(config: TrainingConfig) -> dict[str, Any]:
     >>> changed_settings(TrainingConfig(routing=RoutingConfig(name="dynamic", settings={"iterations": 2})))
     {'routing.name': 'dynamic', 'routing.iterations': 2}
     """
-    default = _defaults(config) | {"model.name": "capsnet", "routing.name": "l2"}
+    default = defaults_of(config) | {"model.name": "capsnet", "routing.name": "l2"}
     return {name: value for name, value in _flat(config).items() if value != default.get(name)}
 
 
@@ -156,17 +156,12 @@ def agrees(config: TrainingConfig, settings: Mapping[str, Any]) -> bool:
         config: what was asked for.
         settings: what a run was trained with, as :func:`changed_settings` tells it.
     """
-    asked, trained = _flat(config), _defaults(config) | dict(settings)
+    asked, trained = _flat(config), defaults_of(config) | dict(settings)
     same = all(value in OPEN or trained.get(name) == value for name, value in asked.items())
     return same and settings.keys() <= asked.keys()
 
 
-def default_of(name: str) -> Any:
-    """The default of a setting ``section.name`` of the capsnet; None for one of a routing."""
-    return TrainingConfig().determining().get(name)
-
-
-def _defaults(config: TrainingConfig) -> dict[str, Any]:
+def defaults_of(config: TrainingConfig) -> dict[str, Any]:
     """The defaults of all settings that a configuration has, which depend on its model and routing."""
     return _flat(TrainingConfig(model=type(config.model)(), routing=config.routing.replace(settings={})))
 

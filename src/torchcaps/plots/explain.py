@@ -208,7 +208,8 @@ def most_exciting(network: Network, images: Tensor) -> Exciting:
     rows, columns, types = network.map_shape
     lengths, places = [], []
     for part in torch.split(images, network.evaluation_batch):
-        activations = network.primary_capsules(part.to(network.mean.device)).activations
+        with evaluating(network):
+            activations = network.primary_capsules(part.to(network.mean.device)).activations
         if network.kept is not None:  # what a pruned network still computes but no class uses
             used = torch.zeros_like(activations[0], dtype=torch.bool)
             used[network.kept] = True

@@ -17,6 +17,7 @@ from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import evaluation_batches
 from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import Capsules
+from torchcaps.layers.stem import evaluating
 from torchcaps.models.base import Network
 from torchcaps.plots.files import save
 from torchcaps.plots.parts import bare, plain, show_image
@@ -63,13 +64,14 @@ def draw_run(
     """Draw everything there is to show of a finished run into its folder."""
     device = next(network.parameters()).device
     sample = next(evaluation_batches(split, batch_size=SAMPLE, augmentation=augmentation, limit=SAMPLE)).on(device)
-    figures = {
-        "curves": curves(metrics),
-        "confusion": confusion(evaluation, classes),
-        "coefficients": coefficients(network, sample, classes),
-    }
-    if network.decoder is not None:
-        figures["reconstructions"] = reconstructions(network, sample, classes)
+    with evaluating(network):
+        figures = {
+            "curves": curves(metrics),
+            "confusion": confusion(evaluation, classes),
+            "coefficients": coefficients(network, sample, classes),
+        }
+        if network.decoder is not None:
+            figures["reconstructions"] = reconstructions(network, sample, classes)
     for name, figure in figures.items():
         save(figure, folder / f"{name}.png")
 
@@ -148,7 +150,8 @@ def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
             if number or (row == column and counts[row].any()):
                 strong = shares[row, column] > (75 if row == column else 0.6 * float(wrong.max()))
                 colour = "white" if strong else "black"
-                axes.text(column, row, f"{number:.3g}", ha="center", va="center", color=colour, size=8)
+                text = f"{number:.0f}" if number == round(number) else f"{number:.3g}"
+                axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
     axes.set_title(f"{evaluation.error_percent:.2f} % of {evaluation.images} images wrong", size=11)
     return figure
 
@@ -185,7 +188,7 @@ def reconstructions(network: Network, sample: Batch, classes: Sequence[str]) -> 
         right = set(predicted[number].tolist()) == set(labels[number].tolist())
         grid[block * height][column].set_title(f"{true}\n→ {found}", size=7, color="black" if right else "C3")
     there = {label for labels in sample.labels.tolist() for label in labels if label >= 0}
-    if len(chosen) < len(there):
+    if MOST_IMAGES == len(chosen) < len(there):
         figure.suptitle(f"the first {len(chosen)} of {len(classes)} classes", size=9)
     return figure
 

@@ -43,7 +43,7 @@ program = torch.export.load("{file}", extra_files=facts)
 lengths, poses = program.module()(images)  # float32, (B, {shape})""",
 }
 LARGEST_CARD = 2**20
-PLACES = {"data": ("folder",), "run": ("out",)}
+PLACES = {"data": ("folder",), "model": ("backbone_weights",), "run": ("out", "start_from")}
 """Settings that say where something was on the machine of the training: nobody else's business."""
 SHOWN_CLASSES = 100
 

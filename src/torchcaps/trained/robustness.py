@@ -28,7 +28,11 @@ def affine(network: Network, batch: Batch, *, strength: float) -> Tensor:
     angle, scale, down, right = (strength * (2 * torch.rand(len(images), generator=generator) - 1) for _ in range(4))
     angle, scale = angle * math.radians(30), 1 + 0.3 * scale
     cosine, sine = angle.cos() / scale, angle.sin() / scale
-    rows = torch.stack([cosine, -sine, 0.4 * right], 1), torch.stack([sine, cosine, 0.4 * down], 1)
+    height, width = images.shape[2:]  # both from -1 to 1 in the grid
+    rows = (
+        torch.stack([cosine, -sine * height / width, 0.4 * right], 1),
+        torch.stack([sine * width / height, cosine, 0.4 * down], 1),
+    )
     grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)
 

@@ -88,7 +88,7 @@ class Scores:
 
     @property
     def error_percent(self) -> float:
-        return 100 * (1 - float(self.right.double().mean()))
+        return 100 * int((~self.right).sum()) / len(self.right)
 
     def by_class(self) -> list[ClassScores]:
         """Precision, recall and F1 of every class."""
@@ -120,6 +120,7 @@ class Scores:
         """The rows of the images that are most surely wrong, the worst first."""
         wrong_lengths = (self.lengths * (1 - self.shown)).amax(1)
         right_lengths = torch.where(self.shown > 0, self.lengths, torch.inf).amin(1)
+        right_lengths[self.shown.sum(1) == 0] = PRESENT_FROM  # nothing is shown, and should be as long
         margin = torch.where(self.right, -torch.inf, wrong_lengths - right_lengths)
         order = margin.argsort(descending=True, stable=True)
         return [int(number) for number in order[:count] if not self.right[number]]

@@ -41,7 +41,7 @@ def default_epochs(images: int, classes: int, batch_size: int) -> int:
     >>> default_epochs(60_000, 10, 128), default_epochs(240, 5, 16), default_epochs(1600, 100, 32)
     (10, 42, 16)
     """
-    in_an_epoch = max(1, images // batch_size) * batch_size
+    in_an_epoch = max(1, images // batch_size) * min(batch_size, images)
     return max(DEFAULT_EPOCHS, -(-_fewest_shown(classes) // in_an_epoch))
 
 

@@ -236,7 +236,9 @@ class _Run:
         self._check_finite(step)
         if evaluating:
             split = self.plan.data.validation or self.plan.data.test
-            on_the_way = self.config.run.evaluation_images if step < self.total_steps else None
+            run = self.config.run
+            alike = step < self.total_steps or run.keep == "best"  # states are compared on the same images
+            on_the_way = run.evaluation_images if alike else None
             self.last_evaluation = self._evaluate(split, on_the_way)
             self._remember(step, self.last_evaluation)
         row: dict[str, float | int | None] = {

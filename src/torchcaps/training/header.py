@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from torchcaps.data.config import AugmentationConfig
+from torchcaps.data.datasets import DataSet
+from torchcaps.data.splits import OverlappingDigits, Split
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.training.plan import Plan
@@ -31,7 +34,7 @@ def header_rows(plan: Plan, network: Network, folder: Path) -> list[tuple[str, s
         ("training", f"{steps:,} steps of {batch_size} images ({length}), {config.optimiser.name}, seed {run.seed}"),
         *([("", "every class equally often")] if config.data.sampling == "balanced" else []),
         ("augmented", _augmentation(config.augmentation)),
-        ("memory", f"about {memory_needed(plan, network) / 2**30:.1f} GB"),
+        ("memory", f"about {(memory_needed(plan, network) + memory_of_images(plan.data)) / 2**30:.1f} GB"),
         ("folder", str(folder)),
     ]
 
@@ -44,11 +47,16 @@ def _augmentation(config: AugmentationConfig) -> str:
 
 
 def memory_needed(plan: Plan, network: Network) -> int:
-    """A rough count of the bytes that training will hold at its peak."""
+    """A rough count of the bytes that training will hold at its peak, without the images."""
     weights = network.numbers() * BYTES
     share = -(-plan.batches().batch_size // plan.config.run.devices)
-    data = sum(_bytes(split.image_shape, len(split)) for split in (plan.data.train, plan.data.test))
-    return INTERPRETER + weights * COPIES + share * network.numbers_per_image() * BYTES + data
+    return INTERPRETER + weights * COPIES + share * network.numbers_per_image() * BYTES
+
+
+def memory_of_images(data: DataSet) -> int:
+    """The bytes of a data set's images, which are in memory already."""
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    return sum(_images_held(split) * math.prod(split.image_shape) for split in splits)
 
 
 INTERPRETER = 600 * 2**20
@@ -57,9 +65,8 @@ COPIES = 11
 """Of the weights, at the most: with gradients, averages, transforms, and what an evaluation and a checkpoint hold."""
 
 
-def _bytes(shape: tuple[int, int, int], images: int) -> int:
-    channels, height, width = shape
-    return min(images, 100_000) * channels * height * width  # larger sets are made as they are needed
+def _images_held(split: Split) -> int:
+    return len(split.labels) if isinstance(split, OverlappingDigits) else len(split)  # others are made when needed
 
 
 def check_memory(plan: Plan, network: Network) -> None:

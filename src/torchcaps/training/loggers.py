@@ -24,12 +24,15 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_start(self, folder: RunFolder) -> None:
-        self._writer = self._make(str(folder.path / FOLDER))
+        rows = folder.read_metrics()
+        last = rows[-1]["step"] if rows else None  # what a run that was stopped wrote after that is taken back
+        self._writer = self._make(str(folder.path / FOLDER), purge_step=None if last is None else int(last) + 1)
 
     def on_row(self, row: Mapping[str, float | int | None]) -> None:
         for name, value in row.items():
             if value is not None and name != "step":
                 self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
 
     def on_finish(self, finished: Finished) -> None:
         self._writer.close()

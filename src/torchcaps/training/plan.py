@@ -12,6 +12,7 @@ from torchcaps.data.datasets import DataSet
 from torchcaps.data.splits import OverlappingDigits, Split
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own, TaskConfig
+from torchcaps.settings import SettingError
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.defaults import default_sampling, filled_in
 
@@ -30,7 +31,13 @@ class Plan:
     @classmethod
     def of(cls, config: TrainingConfig, data: DataSet | None = None) -> Plan:
         """The plan of a configuration, with the data it names or other data."""
-        data = data or config.data.load()
+        if data is None:
+            data = config.data.load()
+        else:
+            config = config.replace(data=config.data.replace(name=data.name))
+        if data.validation is None and (config.run.patience or config.run.keep == "best"):
+            name = "patience" if config.run.patience else "keep"
+            raise SettingError(name, "needs validation images to choose by: hold some out with --validation")
         augmentation = Augmentation(config.augmentation)
         source_shape = data.train.image_shape
         image_shape = augmentation.image_shape(source_shape)

@@ -24,7 +24,7 @@ def _no_real_measuring(monkeypatch):
 
     monkeypatch.setattr(report, "measure", pretend)
     monkeypatch.setattr(report, "gemm_rate", lambda threads: 100.0 * threads)
-    monkeypatch.setattr(report, "_memory_mb", lambda: 24_000.0)
+    monkeypatch.setattr(report, "physical_memory", lambda: 24_000 * 2**20)
 
 
 def test_ratios_are_to_the_reference_with_both_allocator_settings(capsys, tmp_path):

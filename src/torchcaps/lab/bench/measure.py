@@ -78,6 +78,7 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self._process.terminate()
         self._process.join()
+        self._pipe.close()
 
     def _ask(self, calls: int) -> float:
         """Seconds a call, over some calls in a row; for no calls, the memory. NaN once the process has died."""

@@ -19,7 +19,7 @@ def plot_steps(rows: Sequence[dict[str, Any]], network: str) -> Figure:
     bars = axes.barh(names, seconds, color=["C7" if name.startswith("reference") else "C0" for name in names])
     axes.bar_label(bars, [f"{value:.1f} s" for value in seconds], padding=3)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * max(seconds))
+    axes.set_xlim(0, 1.12 * max(seconds, default=1.0))
     axes.set_xlabel(f"seconds for 100 training steps, {network} network")
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -105,9 +105,10 @@ def differences(settings: Mapping[str, Any], benchmark: Benchmark, method: str) 
         settings: those that differ from the defaults, as a row of ``results.csv`` has them.
         benchmark, method: the cell.
     """
-    from torchcaps.lab.results import OPEN, changed_settings, default_of
+    from torchcaps.lab.results import OPEN, changed_settings, defaults_of
 
-    published = changed_settings(BUDGETS["paper"].config(benchmark, method, 0))
+    paper = BUDGETS["paper"].config(benchmark, method, 0)
+    published, defaults = changed_settings(paper), defaults_of(paper)
     names = [name for name in dict.fromkeys([*published, *settings]) if name not in BOOKKEEPING]
-    pairs = {name: tuple(part.get(name, default_of(name)) for part in (published, settings)) for name in names}
+    pairs = {name: tuple(part.get(name, defaults.get(name)) for part in (published, settings)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not any(part in OPEN for part in pair)}
