@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,19 +57,23 @@ def test_a_run_is_exported_with_a_card_and_nothing_of_it_changes(run_folder, cap
 
 def test_the_trained_network_itself_is_not_written_over(run_folder, capsys):
     message = export(capsys, run_folder, "--to", "safetensors", "--out", run_folder / "model.safetensors", code=2)
-    assert "choose another file" in message
+    assert "choose another one" in message
 
 
-def test_without_the_data_random_images_do(run_folder, tmp_path, capsys):
-    copy = tmp_path / "run"
-    shutil.copytree(run_folder, copy)
-    config = (copy / "config.yaml").read_text().replace("name: digits", "name: folder:/nowhere/at/all")
-    (copy / "config.yaml").write_text(config)
+def test_without_the_data_random_images_do(tmp_path, capsys):
+    images, labels = np.random.default_rng(0).integers(256, size=(30, 20, 20), dtype=np.uint8), np.arange(30) % 3
+    data, run = tmp_path / "data.npz", tmp_path / "run"
+    np.savez(data, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    flags = ["--data", f"npz:{data}", "--steps", "1", "--no-reconstruction", "--out", str(run)]
+    assert main(["train", *TINY_FLAGS, *flags]) == 0
+    data.unlink()
     out = tmp_path / "new" / "m.safetensors"
-    said = export(capsys, copy, "--to", "safetensors", "--precision", "float16", "--out", out)
+    said = export(capsys, run, "--to", "safetensors", "--precision", "float16", "--out", out)
     assert "random images" in said
     assert "--data-dir" in said
     assert out.exists()
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
+    assert "config.yaml is not the one" in export(capsys, run, "--to", "safetensors", "--out", out, code=2)
 
 
 def test_what_cannot_be_done_is_said(run_folder, tmp_path, capsys, monkeypatch):
