@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.data.config import AugmentationConfig, DataConfig
-from torchcaps.models.config import CapsNetConfig, ModelConfig
+from torchcaps.models.config import CapsNetConfig, MatrixConfig, ModelConfig
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.settings import SettingError, Settings, setting
 
@@ -247,7 +247,8 @@ class TrainingConfig(Settings):
     run: RunConfig = setting(default=RunConfig())
 
     def check(self) -> None:
-        if self.routing != RoutingConfig() and self.model.name != CapsNetConfig.name:
+        own = (RoutingConfig().name, "em" if self.model.name == MatrixConfig.name else None)
+        if self.model.name != CapsNetConfig.name and (self.routing.settings or self.routing.name not in own):
             given = ", ".join(self.routing.settings) or self.routing.name
             raise SettingError("routing", f"of the model {self.model.name} cannot be changed: take away {given}")
         if self.ascent.shrinkage != "gradient" and self.optimiser.average:
