@@ -22,4 +22,5 @@ def failing(error: BaseException):
 def test_another_process_than_the_first_tells_what_happened_to_it_alone(error, code, spoken, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     assert told(failing(error)) == code
-    assert spoken in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert spoken in said if spoken else not said
