@@ -54,6 +54,17 @@ def test_both_sums_pass_gradcheck():
     assert gradcheck(lambda u: LinearVotes(u, weight.detach()).combine(coefficients), [poses])  # weights need none
 
 
+def test_coefficients_found_without_gradients_leave_those_of_the_sum():
+    poses, weight = torch.randn(B, I, D).double().requires_grad_(), torch.randn(I, D, J, E).double().requires_grad_()
+    outputs, gradients = torch.randn(B, J, E).double(), []
+    for votes in (LinearVotes(poses, weight), DenseVotes(functional.votes(poses, weight))):
+        with torch.no_grad():
+            coefficients = votes.agreement(outputs).softmax(2)
+        gradients.append(torch.autograd.grad(votes.combine(coefficients).square().sum(), (poses, weight)))
+    for linear, dense in zip(*gradients):
+        torch.testing.assert_close(linear, dense)
+
+
 def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
     poses, weight, shared = torch.randn(B, I, D).double(), torch.randn(I, D, J, E).double(), torch.randn(I, J).double()
     inputs = [tensor.requires_grad_() for tensor in (poses, weight, shared)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["fold", "vote_agreement", "weighted_vote_sum"]
+__all__ = ["by_output", "fold", "vote_agreement", "weighted_vote_sum"]
 
 CHUNK = 2**21  # weights looked at in one go
 
@@ -29,32 +29,30 @@ def fold(weight: Tensor, coefficients: Tensor) -> Tensor:
     return _Fold.apply(weight, coefficients)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def weighted_vote_sum(poses: Tensor, weight: Tensor, coefficients: Tensor) -> Tensor:
+def weighted_vote_sum(planes: Tensor, matrices: Tensor, coefficients: Tensor) -> Tensor:
     """Σ_i c_ij W_ij u_i with coefficients of each image's own.
 
-    Shapes: (B, I, D), (I, D, J, E), (B, I, J) -> (B, J, E).
+    Shapes: (B, D, I) and (J, D * I, E) as :func:`by_output` gives them, (B, I, J) -> (B, J, E).
     """
-    return _WeightedVoteSum.apply(poses, weight, coefficients)  # type: ignore[no-any-return, no-untyped-call]
+    return _WeightedVoteSum.apply(planes, matrices, coefficients)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def vote_agreement(poses: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
+def vote_agreement(planes: Tensor, matrices: Tensor, outputs: Tensor) -> Tensor:
     """(W_ij u_i) · s_j, how far each vote agrees with the output capsule it votes for.
 
-    Shapes: (B, I, D), (I, D, J, E), (B, J, E) -> (B, I, J).
+    Shapes: (B, D, I) and (J, D * I, E) as :func:`by_output` gives them, (B, J, E) -> (B, I, J).
     """
-    return _VoteAgreement.apply(poses, weight, outputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _VoteAgreement.apply(planes, matrices, outputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _by_output(weight: Tensor) -> Tensor:
-    """(I, D, J, E) -> (J, I * D, E): one plain matrix for each output capsule."""
+def by_output(poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Poses and weights with one plain matrix for each output capsule.
+
+    Shapes: (B, I, D), (I, D, J, E) -> (B, D, I), (J, D * I, E). Input capsules come last, so that what is multiplied by
+    their coefficients are long rows instead of vectors of a few numbers.
+    """
     I, D, J, E = weight.shape
-    return weight.permute(2, 0, 1, 3).reshape(J, I * D, E)
-
-
-def _to_weight(by_output: Tensor, like: Tensor) -> Tensor:
-    """(J, I * D, E) -> (I, D, J, E)."""
-    I, D, J, E = like.shape
-    return by_output.view(J, I, D, E).permute(1, 2, 0, 3)
+    return poses.mT.contiguous(), weight.permute(2, 1, 0, 3).reshape(J, D * I, E)
 
 
 class _Fold(torch.autograd.Function):
@@ -84,57 +82,52 @@ def _chunks(weight: Tensor) -> Iterator[slice]:
 
 class _WeightedVoteSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, poses: Tensor, weight: Tensor, coefficients: Tensor) -> Tensor:
-        ctx.save_for_backward(poses, weight, coefficients)
-        matrices = _by_output(weight)
-        sums = poses.new_empty(len(matrices), len(poses), weight.shape[3])  # (J, B, E)
+    def forward(ctx: Any, planes: Tensor, matrices: Tensor, coefficients: Tensor) -> Tensor:
+        ctx.save_for_backward(planes, matrices, coefficients)
+        sums = planes.new_empty(len(matrices), len(planes), matrices.shape[2])  # (J, B, E)
         for j, matrix in enumerate(matrices):
-            torch.mm((poses * coefficients[:, :, j, None]).flatten(1), matrix, out=sums[j])
+            torch.mm((planes * coefficients[:, None, :, j]).flatten(1), matrix, out=sums[j])
         return sums.transpose(0, 1).contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        poses, weight, coefficients = ctx.saved_tensors
-        matrices = _by_output(weight)
+        planes, matrices, coefficients = ctx.saved_tensors
         grad_sums = grad.transpose(0, 1).contiguous()  # (J, B, E)
-        grad_poses = torch.zeros_like(poses)
+        grad_planes = torch.zeros_like(planes)
         grad_matrices = torch.empty_like(matrices) if ctx.needs_input_grad[1] else None
-        grad_coefficients = poses.new_empty(coefficients.shape[2], *coefficients.shape[:2])  # (J, B, I)
+        grad_coefficients = planes.new_empty(len(matrices), *coefficients.shape[:2])  # (J, B, I)
         for j, matrix in enumerate(matrices):
-            of_output = coefficients[:, :, j, None]
-            back = (grad_sums[j] @ matrix.mT).view_as(poses)
-            torch.sum(back * poses, 2, out=grad_coefficients[j])
-            grad_poses.addcmul_(back, of_output)
+            of_output = coefficients[:, None, :, j]
+            back = (grad_sums[j] @ matrix.mT).view_as(planes)
+            torch.sum(back * planes, 1, out=grad_coefficients[j])
+            grad_planes.addcmul_(back, of_output)
             if grad_matrices is not None:
-                torch.mm((poses * of_output).flatten(1).mT, grad_sums[j], out=grad_matrices[j])
-        grad_weight = None if grad_matrices is None else _to_weight(grad_matrices, weight)
-        return grad_poses, grad_weight, grad_coefficients.permute(1, 2, 0)
+                torch.mm((planes * of_output).flatten(1).mT, grad_sums[j], out=grad_matrices[j])
+        return grad_planes, grad_matrices, grad_coefficients.permute(1, 2, 0)
 
 
 class _VoteAgreement(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, poses: Tensor, weight: Tensor, outputs: Tensor) -> Tensor:
-        ctx.save_for_backward(poses, weight, outputs)
-        agreement = poses.new_empty(outputs.shape[1], *poses.shape[:2])  # (J, B, I)
-        for j, matrix in enumerate(_by_output(weight)):
-            torch.sum((outputs[:, j] @ matrix.mT).view_as(poses) * poses, 2, out=agreement[j])
+    def forward(ctx: Any, planes: Tensor, matrices: Tensor, outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(planes, matrices, outputs)
+        agreement = planes.new_empty(len(matrices), len(planes), planes.shape[2])  # (J, B, I)
+        for j, matrix in enumerate(matrices):
+            torch.sum((outputs[:, j] @ matrix.mT).view_as(planes) * planes, 1, out=agreement[j])
         return agreement.permute(1, 2, 0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        poses, weight, outputs = ctx.saved_tensors
-        matrices = _by_output(weight)
-        grad_poses = torch.zeros_like(poses)
+        planes, matrices, outputs = ctx.saved_tensors
+        grad_planes = torch.zeros_like(planes)
         grad_matrices = torch.empty_like(matrices) if ctx.needs_input_grad[1] else None
         grad_outputs = torch.empty_like(outputs)
         for j, matrix in enumerate(matrices):
-            of_output = grad[:, :, j, None]
-            grad_poses.addcmul_((outputs[:, j] @ matrix.mT).view_as(poses), of_output)
-            weighted = (poses * of_output).flatten(1)  # (B, I * D)
+            of_output = grad[:, None, :, j]
+            grad_planes.addcmul_((outputs[:, j] @ matrix.mT).view_as(planes), of_output)
+            weighted = (planes * of_output).flatten(1)  # (B, D * I)
             grad_outputs[:, j] = weighted @ matrix
             if grad_matrices is not None:
                 torch.mm(weighted.mT, outputs[:, j], out=grad_matrices[j])
-        grad_weight = None if grad_matrices is None else _to_weight(grad_matrices, weight)
-        return grad_poses, grad_weight, grad_outputs
+        return grad_planes, grad_matrices, grad_outputs

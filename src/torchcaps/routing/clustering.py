@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from torchcaps.functional import Capsules
 from torchcaps.routing.base import Routing, checked_iterations
-from torchcaps.routing.votes import Votes
+from torchcaps.routing.votes import Votes, softmax_over_outputs
 
 
 def clustering_objective(
@@ -51,7 +51,7 @@ def clustering_coefficients(
     for _ in range(iterations - 1):
         pull = votes.agreement(best_directions(votes.combine(coefficients))) / alpha
         logits = pull if logits is None or regulariser == "entropy" else logits + pull
-        coefficients = logits.softmax(2)  # as best_coefficients, without rounding
+        coefficients = softmax_over_outputs(logits)  # as best_coefficients, without rounding
     return coefficients
 
 

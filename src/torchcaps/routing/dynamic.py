@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.routing.base import Routing, checked_iterations
-from torchcaps.routing.votes import Votes
+from torchcaps.routing.votes import Votes, softmax_over_outputs
 
 LARGEST_START = 0.5
 """Standard deviation of the weights that a layer with few inputs starts with at most."""
@@ -22,7 +22,7 @@ def dynamic_coefficients(votes: Votes, *, iterations: int = 3) -> Tensor | float
     for _ in range(iterations - 1):
         agreement = votes.agreement(capsules_from_totals(votes.combine(coefficients)).poses)  # (B, I, J)
         logits = agreement if logits is None else logits + agreement
-        coefficients = logits.softmax(2)  # Eq. rsftmx
+        coefficients = softmax_over_outputs(logits)  # Eq. rsftmx
     return coefficients
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from torchcaps import functional
-from torchcaps.ops.linear_votes import fold, vote_agreement, weighted_vote_sum
+from torchcaps.ops.linear_votes import by_output, fold, vote_agreement, weighted_vote_sum
+
+
+def softmax_over_outputs(logits: Tensor) -> Tensor:
+    """The softmax over output capsules of logits (B, I, J).
+
+    Agreement is computed output by output, and stays in that order in memory: a softmax over the last dimension would
+    reorder it, and all that follows would be slow.
+    """
+    return logits.movedim(2, 0).softmax(0).movedim(0, 2)
 
 
 class Votes(ABC):
@@ -82,7 +92,7 @@ class LinearVotes(Votes):
         if coefficients.ndim == 3:
             if traced:
                 return DenseVotes(self.dense()).combine(coefficients)
-            return weighted_vote_sum(self._poses, self._weight, coefficients)
+            return weighted_vote_sum(*self._by_output, coefficients)
         # With shared coefficients the votes and their sum are one matrix product.
         folded = self._weight * coefficients[:, None, :, None] if traced else fold(self._weight, coefficients)
         return LinearVotes(self._poses, folded).combine(1.0)
@@ -90,7 +100,12 @@ class LinearVotes(Votes):
     def agreement(self, poses: Tensor) -> Tensor:
         if self._traced():
             return DenseVotes(self.dense()).agreement(poses)
-        return vote_agreement(self._poses, self._weight, poses)
+        return vote_agreement(*self._by_output, poses)
+
+    @cached_property
+    def _by_output(self) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():  # whoever asks first may do without gradients, and the next one not
+            return by_output(self._poses, self._weight)
 
     def _traced(self) -> bool:
         """Whether only ordinary operations will do."""
