@@ -133,6 +133,12 @@ def test_impossible_validation(cache: Path, count: int) -> None:
         load("mnist", validation=-1)
 
 
+def test_no_class_is_left_without_training_images() -> None:
+    pixels, labels = np.zeros((21, 9, 9), dtype=np.uint8), [0] * 10 + [1] * 10 + [2]
+    with pytest.raises(UserError, match=r"leaves 1 class\(es\) no training image"):
+        DataSet.from_arrays(pixels, labels, pixels, labels, validation=15)
+
+
 def test_hold_out_keeps_the_proportions() -> None:
     labels = torch.tensor([0] * 100 + [1] * 50 + [2] * 10)
     held, rest = hold_out(labels, 32, "test")
@@ -299,7 +305,8 @@ class TestFromArrays:
             ({"test_images": np.zeros((4, 9, 8), dtype=np.uint8)}, "shape of the training images"),
             ({"train_labels": [0, 1, 2, -1]}, "train_labels must be whole numbers from 0 to 2"),
             ({"train_labels": [0, 1, 2, 10**12]}, "not up to 1000000000000"),
-            ({"train_labels": [0.0, 1.0, 0.5, 1.0]}, "classes must be"),
+            ({"train_labels": [0.0, 1.0, 0.5, 1.0]}, "whole numbers from 0 or texts, not float64"),
+            ({"train_labels": [True, False, True, False]}, "whole numbers from 0 or texts, not bool"),
             ({"train_labels": [0, 0, 0, 0]}, "classes must be at least 2"),
             ({"train_labels": [[0, 2]] * 4, "test_labels": [[0, 1]] * 4}, "0 or 1 for each of the 2"),
             ({"test_labels": [0, 1, 2, 3]}, "test_labels must be whole numbers from 0 to 2"),

@@ -88,6 +88,10 @@ class TestFolder:
         assert (len(data.train), len(data.validation), len(data.test)) == (10, 6, 4)
         with pytest.raises(SettingError, match="brings its own"):
             load(f"folder:{tmp_path}", validation=2)
+        for path in (tmp_path / "val").rglob("*.png"):
+            path.write_text("broken")
+        with pytest.raises(UserError, match="no readable image to validate with"):
+            load(f"folder:{tmp_path}", skip_unreadable=True)
 
     def test_unreadable_files_in_one_error(self, tmp_path: Path) -> None:
         picture_folder(tmp_path, {"a": 30, "b": 10})

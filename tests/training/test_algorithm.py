@@ -158,3 +158,14 @@ def test_learned_coefficients_descend_the_loss_and_uniform_ones_stay():
     uniform = trainer_for("uniform", reconstruction=False)
     uniform.step(batch, 0)
     assert uniform.network.layers[0].routing.coefficients == 1.0
+
+
+def test_images_that_show_nothing_are_learned_with_class_weights_too():
+    trainer = trainer_for(reconstruction=False)
+    batch = some_batch()
+    batch = batch._replace(labels=torch.full_like(batch.labels, -1))
+    output = trainer.network(batch.images)
+    plain, _ = trainer._losses(output, batch, 0)
+    trainer._class_weights = torch.tensor([1.0, 2.0, 3.0])
+    weighted, _ = trainer._losses(output, batch, 0)
+    torch.testing.assert_close(weighted, plain)

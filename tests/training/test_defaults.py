@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ from torchcaps import load
 from torchcaps.data.datasets import DataSet
 from torchcaps.errors import UserError
 from torchcaps.models.config import CapsNetConfig, TaskConfig
+from torchcaps.storage import read_tensors
 from torchcaps.training import header
 from torchcaps.training.config import DEFAULT_WARMUP
 from torchcaps.training.defaults import default_epochs
 from torchcaps.training.files import read_config
-from torchcaps.training.fit import Callback, fit
+from torchcaps.training.fit import Callback, _Run, fit
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import default_threads, usable_cores
 from torchcaps.training.plan import Plan
@@ -70,6 +72,62 @@ def test_what_needs_validation_images_says_so(setting):
         Plan.of(config_of(**setting, **SMALL), data_of(60))
 
 
+def test_images_that_are_to_be_held_out_of_given_data_are_refused():
+    with pytest.raises(UserError, match="have no validation images"):
+        Plan.of(config_of(validation=20, **SMALL), data_of(60))
+
+
+def test_the_validation_error_of_a_run_that_stops_early_is_of_all_images(tmp_path):
+    config = config_of(
+        out=str(tmp_path / "run"),
+        steps=400,
+        evaluate_every=5,
+        evaluation_images=7,
+        patience=1,
+        keep="last",
+        learning_rate=0.0,
+        matrix_rate=0.0,
+        **SMALL,
+    )
+    result = RunResult.read(RunFolder(fit(config, data=data_of(90, validation=30))).result)
+    assert result.steps == 10
+    assert result.validation_error_percent * 30 / 100 == pytest.approx(
+        round(result.validation_error_percent * 30 / 100)
+    )
+
+
+def test_a_best_state_that_was_never_saved_with_a_checkpoint_is_not_used(tmp_path, monkeypatch):
+    """A run is killed after a new best one, and the run that goes on for longer finds that step no better."""
+    errors = {2: 20, 4: 10, 6: 5}
+    step_now = 0
+    train_step, evaluate = _Run._train_step, _Run._evaluate
+
+    def counted(run, step):
+        nonlocal step_now
+        step_now = step + 1
+        if step == 6 and 6 in errors:
+            raise KeyboardInterrupt
+        train_step(run, step)
+
+    def scripted(run, split, limit=None, network=None):
+        outcome = evaluate(run, split, limit, network)
+        return replace(outcome, errors=errors.get(step_now, 15)) if split is run.plan.data.validation else outcome
+
+    monkeypatch.setattr(_Run, "_train_step", counted)
+    monkeypatch.setattr(_Run, "_evaluate", scripted)
+    data, path = data_of(90, validation=30), tmp_path / "run"
+    config = config_of(out=str(path), steps=8, evaluate_every=2, checkpoint_every=5, keep="best", **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, data=data)
+    best = read_tensors(RunFolder(path).best(4))[0]
+    del errors[6]
+    stored = read_config(path / "config.yaml")
+    RunFolder(path).extend(stored.replace(run=stored.run.replace(steps=10)))
+    fit(read_config(path / "config.yaml"), data=data, resume=path)
+    assert RunResult.read(path / "result.json").validation_error_percent == pytest.approx(100 * 10 / 30)
+    torch.testing.assert_close(load(path).state_dict(), best, rtol=0, atol=0)
+
+
 def test_what_is_chosen_is_kept():
     plan = Plan.of(config_of(batch_size=5, steps=7, warmup=3, **SMALL), data_of(60))
     assert (plan.config.run.batch_size, plan.total_steps, plan.config.optimiser.warmup) == (5, 7, 3)
@@ -120,7 +178,7 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path, monkeypatch):
     path = tmp_path / "run"
     fit(read_config(path / "config.yaml"), data=data_of(90, validation=30), resume=path)
     assert RunResult.read(RunFolder(path).result).steps == 15
-    assert not RunFolder(path).best.exists()
+    assert not list(RunFolder(path).path.glob("best-*"))
 
 
 def test_a_run_can_start_from_another_with_other_classes(tmp_path):
@@ -139,9 +197,20 @@ def test_a_run_can_start_from_another_with_other_classes(tmp_path):
 
 def test_a_run_that_does_not_learn_is_told():
     watch = Watch()
-    rows = [{"loss": loss, "length_right": 0.95, "length_wrong": 0.95} for loss in (0.5, 0.9, 0.9, 0.9, 0.9)]
+    rows = [
+        {"loss": loss, "train_error": 50.0, "length_right": 0.95, "length_wrong": 0.95}
+        for loss in (0.5, 0.9, 0.9, 0.9, 0.9)
+    ]
     said = [remark for row in rows for remark in watch.remarks(row)]
     assert sorted(said) == sorted([REMARKS["rise"], REMARKS["saturated"]])
+
+
+def test_a_loss_that_grows_by_itself_is_no_trouble():
+    watch = Watch()
+    rows = [
+        {"loss": 0.5 + step, "train_error": 70.0 - step, "length_right": 0.5, "length_wrong": 0.1} for step in range(9)
+    ]
+    assert not [remark for row in rows for remark in watch.remarks(row)]
 
 
 def test_more_memory_than_there_is_is_refused_with_advice(monkeypatch):

@@ -42,7 +42,7 @@ def test_an_overlapping_image_is_right_only_if_both_classes_are_found():
     wrong = sum(set(a) != set(b) for a, b in zip(found.tolist(), batch.labels.tolist()))
     assert outcome.images == 36
     assert outcome.errors == wrong
-    assert outcome.confusion.sum() == 72
+    assert outcome.confusion.sum() == outcome.shown.sum() == outcome.found.sum() == 72
 
 
 def test_confusion_of_several_classes_keeps_the_row_sums():
@@ -53,3 +53,8 @@ def test_confusion_of_several_classes_keeps_the_row_sums():
     assert matrix[0, 0] == 1
     assert matrix[0, 2] == 1
     assert matrix[2, 0] == 0.5
+
+
+def test_a_class_that_is_missed_with_nothing_in_its_place_is_in_no_column():
+    shown, found = torch.tensor([[1.0, 0], [1, 0]]), torch.tensor([[1.0, 0], [0, 0]])
+    assert confusion_matrix(shown, found).tolist() == [[1, 0], [0, 0]]

@@ -206,6 +206,9 @@ def test_two_processes_resume_where_they_stopped(torchcaps, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert torchcaps("train", *RUN, *flags, "--out", "whole").returncode == 0
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0)
+    steps = json.loads((tmp_path / "run" / "result.json").read_text())["steps"]
+    assert torchcaps("train", "--resume", tmp_path / "run", "--steps", steps + 2, *flags).returncode == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == steps + 2
 
 
 def test_low_precision_and_no_reconstruction(torchcaps, tmp_path):

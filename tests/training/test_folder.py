@@ -18,6 +18,19 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path, monkeypatch):
         pass
 
 
+def test_a_run_is_not_made_shorter_than_its_newest_checkpoint(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config_of(steps=20))
+    run.append_metrics({"step": 10, "epoch": 1.0})
+    for step in (12, 13):  # of which a signal made the last, after the last row
+        run.checkpoints.save(step, {}, {"settings": {}})
+    for shorter in ({"steps": 12}, {"epochs": 1}):
+        with pytest.raises(UserError, match="already"):
+            run.extend(config_of(**shorter))
+    assert run.checkpoints.steps() == [12, 13]
+    run.extend(config_of(steps=30))
+    assert run.checkpoints.steps() == [13]
+
+
 def test_evaluations_on_the_way_may_use_fewer_images_than_the_last(tmp_path):
     config = config_of(
         steps=4,

@@ -64,11 +64,13 @@ def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) ->
     """The run to continue, made longer if that is asked for."""
     from torchcaps.trained.run import PRUNING
     from torchcaps.training.folder import RunFolder
+    from torchcaps.training.host import is_first_process
 
     names = [f"{section}.{name}" for section, values in given.items() for name in values]
-    stray = [option_of(name) or name for name in names if name not in (*EXECUTION, *LONGER, *OWN)]
+    changeable = [name for name in (*EXECUTION, *LONGER) if name != "run.out"]
+    stray = [option_of(name) or name for name in names if name not in (*changeable, *OWN)]
     if stray or arguments.recipe:
-        allowed = ", ".join(filter(None, map(option_of, (*EXECUTION, *LONGER))))
+        allowed = ", ".join(filter(None, map(option_of, changeable)))
         raise UserError(
             f"A resumed run keeps its settings: leave out {', '.join(stray) or '--recipe'}. "
             f"Only {allowed} may be given with --resume."
@@ -77,12 +79,10 @@ def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) ->
     if (folder.path / PRUNING).exists():
         raise UserError(f"{folder.path} holds a pruned network, not a run that could be resumed.")
     longer = {name: value for name, value in given.get("run", {}).items() if f"run.{name}" in LONGER}
-    if longer:
+    if longer and is_first_process():
         config = folder.config()
         with folder.claimed():
             folder.extend(TrainingConfig.from_mapping(merged(config.to_mapping(), {"run": longer})))
-        for name in longer:
-            del given["run"][name]
     return folder
 
 

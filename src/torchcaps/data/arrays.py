@@ -64,7 +64,9 @@ def _class_names(labels: NDArray[Any]) -> list[str]:
         return [str(number) for number in range(labels.shape[1])]
     if labels.dtype.kind == "U":
         return sorted(set(labels.tolist()))
-    highest = int(labels.max()) if labels.size and labels.dtype.kind in "iu" else 0
+    if labels.dtype.kind not in "iu":
+        raise SettingError("train_labels", f"must be whole numbers from 0 or texts, not {labels.dtype}")
+    highest = int(labels.max()) if labels.size else 0
     if highest >= max(2, labels.size):
         raise SettingError("train_labels", f"must be numbers of classes from 0, not up to {highest}; or give classes")
     return [str(number) for number in range(highest + 1)]

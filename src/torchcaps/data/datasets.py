@@ -81,7 +81,7 @@ class DataSet:
     def balanced_weights(self) -> Tensor:
         """(J,) float32: weights of the classes in the loss, larger where there are fewer training images.
 
-        Weight times number of images is the same for all classes, and the mean weight of an image is 1.
+        Weight times number of images is the same for all classes. Where images show one class, their mean weight is 1.
         """
         counts = self.train.class_counts(len(self.classes)).double()
         there = counts > 0
@@ -388,4 +388,13 @@ def _with_validation(images: Mapping[str, Images], count: int) -> Mapping[str, I
     if count >= len(labels):
         raise UserError(f"cannot hold {count} of {len(labels)} training images out for validation; give fewer")
     held, rest = hold_out(labels, count, "validation")
+    lost = _classes_of(labels) - _classes_of(labels[rest])
+    if lost:
+        raise UserError(f"holding {count} images out leaves {len(lost)} class(es) no training image; give fewer")
     return {**images, "train": (pixels[rest], labels[rest]), "validation": (pixels[held], labels[held])}
+
+
+def _classes_of(labels: Tensor) -> set[int]:
+    """The classes that images with these labels (N,) or (N, J) show."""
+    there = labels.any(0).nonzero() if labels.ndim == 2 else torch.unique(labels)
+    return set(there.flatten().tolist())

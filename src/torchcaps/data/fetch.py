@@ -103,12 +103,12 @@ def fetch(
     name, facts = source_of(name)
     if source is None and os.environ.get("TORCHCAPS_SOURCE"):
         source = Path(os.environ["TORCHCAPS_SOURCE"])
-    if source is not None and not source.is_dir():
-        raise UserError(f"the source folder {source} does not exist")
     root = cache_root(cache)
     folder = root / name
     if all(checked.ok for checked in verify(name, root)):
         return folder
+    if source is not None and not source.is_dir():
+        raise UserError(f"the source folder {source} does not exist")
 
     def tell(line: str) -> None:
         report(f"{name}: {line}")

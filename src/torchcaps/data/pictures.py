@@ -58,6 +58,8 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
         images |= divided
     if not len(images["test"][1]):
         raise UserError(f"{shown(listing.root)} has no image to test with; add some")
+    if "validation" in images and not len(images["validation"][1]):
+        raise UserError(f"{shown(listing.root)} has no readable image to validate with; add some, or remove that part")
     return images, FileReport.of(facts, listing.ignored, bad), tuple(names["test"])
 
 

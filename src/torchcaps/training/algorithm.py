@@ -113,7 +113,9 @@ class AlternatingTrainer:
         weights = None
         if self._class_weights is not None:
             shown = presence(batch.labels, len(self.network.classes))
-            weights = (shown * self._class_weights).sum(1) / shown.sum(1).clamp_min(1)
+            classes = shown.sum(1)
+            weights = (shown * self._class_weights).sum(1) / classes.clamp_min(1)
+            weights = torch.where(classes > 0, weights, 1.0)  # that nothing is there is to be learned, too
         loss = self.network.loss(output.capsules, batch.labels, step / self._total_steps, weights)
         if output.reconstructions is None:
             return loss, torch.zeros_like(loss)

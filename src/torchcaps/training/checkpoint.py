@@ -30,6 +30,10 @@ class Checkpoints:
         """Oldest first."""
         return sorted(self.folder.glob("step-*.safetensors"))
 
+    def steps(self) -> list[int]:
+        """After how many steps they were made."""
+        return [int(number) for path in self.paths() if (number := path.stem.removeprefix("step-")).isdecimal()]
+
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.folder.mkdir(exist_ok=True)
         write_tensors(self.folder / f"step-{step:09d}.safetensors", tensors, {"step": step, **state})

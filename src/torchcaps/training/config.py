@@ -58,7 +58,7 @@ class OptimiserConfig(Settings):
         choices=("cosine", "linear", "staircase", "constant"),
     )
     warmup: int | None = setting(
-        "steps over which the learning rate rises from zero [50, a tenth of a short run]",
+        "steps over which the learning rate rises from zero, half of all at most [50, a tenth of a short run]",
         default=None,
         least=0,
         most=MANY,

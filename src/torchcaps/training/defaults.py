@@ -51,7 +51,8 @@ def default_sampling(counts: Sequence[int], labels_per_image: int | None) -> str
     >>> default_sampling([400, 16, 4], 1), default_sampling([40, 16], 1), default_sampling([400, 16], 2)
     ('balanced', 'even', 'even')
     """
-    uneven = max(counts) >= UNEVEN * max(1, min(counts))
+    shown = [count for count in counts if count]
+    uneven = max(shown) >= UNEVEN * min(shown)
     return "balanced" if uneven and labels_per_image == 1 else "even"
 
 

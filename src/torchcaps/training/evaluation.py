@@ -25,6 +25,10 @@ class Evaluation:
     """Images for which the classes found are not exactly the classes shown."""
     confusion: Tensor
     """(J, J) true classes by predicted ones."""
+    shown: Tensor
+    """(J,) images that show each class."""
+    found: Tensor
+    """(J,) images that each class was found in."""
     seconds: float
 
     @property
@@ -40,7 +44,8 @@ def confusion_matrix(shown: Tensor, found: Tensor) -> Tensor:
     """Presence of true and of predicted classes, both (B, J), to counts of true by predicted (J, J).
 
     A class shown and found counts on the diagonal. With several classes in an image, each one missed is
-    shared out among those found in error, so that a row still sums to how often its class is shown.
+    shared out among those found in error, so that a row still sums to how often its class is shown; unless nothing
+    was found in error, as may be where images show any number of classes.
     """
     hits = shown * found
     missed, spurious = shown - hits, found - hits
@@ -71,7 +76,7 @@ def evaluate(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
-    confusion = torch.zeros(classes, classes, device=fabric.device)
+    counts = torch.zeros(classes + 2, classes, device=fabric.device)  # confusion, shown, found
     totals = torch.zeros(2, device=fabric.device)  # images, errors
     started = time.perf_counter()
     for batch in batches:
@@ -81,9 +86,10 @@ def evaluate(
         lengths = check_answers(capsules.activations.float())
         shown = presence(batch.labels, classes)
         found = presence(network.found(capsules), classes)
-        confusion += confusion_matrix(shown, found)
+        counts += torch.cat([confusion_matrix(shown, found), shown.sum(0)[None], found.sum(0)[None]])
         totals += torch.stack([totals.new_tensor(len(lengths)), (shown != found).any(1).sum()])
-    confusion = fabric.all_reduce(confusion, reduce_op="sum")  # type: ignore[assignment]
+    counts = fabric.all_reduce(counts, reduce_op="sum")  # type: ignore[assignment]
     images, errors = fabric.all_reduce(totals, reduce_op="sum").tolist()  # type: ignore[union-attr]
     seconds = time.perf_counter() - started
-    return Evaluation(int(images), int(errors), confusion.cpu(), seconds)
+    counts = counts.cpu()
+    return Evaluation(int(images), int(errors), counts[:-2], counts[-2], counts[-1], seconds)

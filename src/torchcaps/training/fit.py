@@ -235,7 +235,7 @@ class _Run:
             return
         self._check_finite(step)
         if evaluating:
-            split = self.plan.data.validation or self.plan.data.test
+            split = self._judging_split()
             run = self.config.run
             alike = step < self.total_steps or run.keep == "best"  # states are compared on the same images
             on_the_way = run.evaluation_images if alike else None
@@ -272,7 +272,7 @@ class _Run:
             return
         self.best = {"error": evaluation.error_percent, "step": step, "since": 0}
         if self.config.run.keep == "best" and self.fabric.is_global_zero:
-            write_tensors(self.folder.best, self.trainer.trained_network().state_dict(), {"step": step})
+            write_tensors(self.folder.best(step), self.trainer.trained_network().state_dict(), {"step": step})
         self.fabric.barrier()
 
     def _out_of_patience(self) -> bool:
@@ -284,8 +284,8 @@ class _Run:
         network = self.trainer.trained_network()
         if not self.best or self.config.run.keep != "best" or not self.best["since"]:
             return network
-        kept = self.folder.best if self.folder.best.exists() else self.folder.network  # of a run made longer
-        tensors, _ = read_tensors(kept)
+        kept = self.folder.best(int(self.best["step"]))
+        tensors, _ = read_tensors(kept if kept.exists() else self.folder.network)  # of a run made longer
         self.display.say(f"The best state, of step {self.best['step']:.0f}, is used.")
         return network.copy_with({name: tensor.to(self.fabric.device) for name, tensor in tensors.items()})
 
@@ -310,6 +310,11 @@ class _Run:
             f"Training produced numbers that are not finite {where}: the steps are too large. Choose a smaller "
             f"{smaller}. {kept}"
         )
+
+    def _judging_split(self) -> Split:
+        """The images that curves are made of: held out, or else the test images."""
+        data = self.plan.data
+        return data.test if data.validation is None else data.validation
 
     def _evaluate(self, split: Split, limit: int | None = None, network: Network | None = None) -> Evaluation:
         return evaluate(
@@ -336,6 +341,7 @@ class _Run:
                 "settings": self.config.determining(),
             }
             self.folder.checkpoints.save(step, tensors, state)
+            self.folder.forget_best(kept=2)  # a run that goes back to the checkpoint before may want the other one
         self.fabric.barrier()
 
     def _restore(self) -> int:
@@ -388,11 +394,12 @@ class _Run:
     def _finish(self, step: int) -> None:
         data = self.plan.data
         network = self._kept_network()
-        last = self.last_evaluation or self._evaluate(data.validation or data.test)
+        last = self.last_evaluation if step == self.total_steps else None  # on the way it is of fewer images
+        last = last or self._evaluate(self._judging_split())
         test = last if data.validation is None else self._evaluate(data.test, network=network)
         if not self.fabric.is_global_zero:
             return
-        if never := [short(name) for name, found in zip(data.classes, test.confusion.sum(0)) if not found]:
+        if never := [short(name) for name, found in zip(data.classes, test.found) if not found]:
             self.display.say(f"No test image was taken for {', '.join(never[:20])}.")
         network.save(self.folder.network, settings=self.config.determining())
         kept_best = self.best and self.config.run.keep == "best"
@@ -424,7 +431,7 @@ class _Run:
             versions=versions(),
             commit=commit(),
         ).write(self.folder.result)
-        self.folder.best.unlink(missing_ok=True)  # last: a run that is killed before needs it again
+        self.folder.forget_best(kept=0)  # last: a run that is killed before needs them again
         for callback in self.callbacks:
             callback.on_finish(Finished(self.folder, self.plan, network, test))
 

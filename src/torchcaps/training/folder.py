@@ -50,7 +50,6 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
         self.network = path / MODEL_FILE
-        self.best = path / "best.safetensors"
         self.checkpoints = Checkpoints(path / "checkpoints")
 
     @staticmethod
@@ -136,8 +135,11 @@ class RunFolder:
     def extend(self, config: TrainingConfig) -> None:
         """Let a run go on for longer: the only setting of a run that may change once it has begun."""
         rows = self.read_metrics()
-        for name, column in (("steps", "step"), ("epochs", "epoch")):
-            asked, taken = getattr(config.run, name), (rows[-1][column] if rows else None) or 0
+        logged = (rows[-1]["step"] if rows else None) or 0
+        steps = max([logged, *self.checkpoints.steps()])
+        epochs = ((rows[-1]["epoch"] if rows else None) or 0) * (steps / logged if logged else 1)
+        for name, taken in (("steps", steps), ("epochs", epochs)):
+            asked = getattr(config.run, name)
             if asked is not None and asked < taken:
                 raise UserError(f"The run has taken {taken:g} {name} already: it can be made longer, not shorter.")
         self.checkpoints.restamp(config.determining())
@@ -146,6 +148,16 @@ class RunFolder:
         if self.result.exists():
             steps = RunResult.read(self.result).steps
             self.result.rename(self.result.with_name(f"result-{steps}.json"))
+
+    def best(self, step: int) -> Path:
+        """The file of the state after a step that was the best so far."""
+        return self.path / f"best-{step:09d}.safetensors"
+
+    def forget_best(self, kept: int) -> None:
+        """Remove the best states but for the last few."""
+        paths = sorted(self.path.glob("best-*.safetensors"))
+        for path in paths[: len(paths) - kept]:
+            path.unlink()
 
     def append_metrics(self, row: Mapping[str, object]) -> None:
         if not self.metrics.exists():

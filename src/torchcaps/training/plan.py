@@ -34,6 +34,8 @@ class Plan:
         if data is None:
             data = config.data.load()
         else:
+            if config.data.validation and data.validation is None:
+                raise SettingError("validation", "must be 0: the data that were given have no validation images")
             config = config.replace(data=config.data.replace(name=data.name))
         if data.validation is None and (config.run.patience or config.run.keep == "best"):
             name = "patience" if config.run.patience else "keep"

@@ -183,7 +183,9 @@ def _row(measurement: Measurement) -> Row:
             "spread_percent": round(100 * measurement.spread, 1),
             "images_per_second": round(measurement.images_per_second, 1),
         }
-    return row | {"memory_mb": round(measurement.memory_mb, 1)}
+    if not math.isnan(measurement.memory_mb):  # of a process that died
+        row["memory_mb"] = round(measurement.memory_mb, 1)
+    return row
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, str, int], list[Row]]:

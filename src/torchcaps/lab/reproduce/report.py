@@ -413,6 +413,8 @@ def rebuild(folder: Path) -> Path:
     if not (folder / RESULTS).is_file():
         raise UserError(f"There is no {folder / RESULTS}: give a folder that 'torchcaps reproduce' has written to.")
     report = Report(folder)
+    if len({run.experiment for run in report.runs}) > 1:
+        raise UserError(f"{folder / RESULTS} has runs of several budgets: keep those of one.")
     if report.budget not in BUDGETS:
         raise UserError(f"{folder / RESULTS} has no runs of the paper's table.")
     report.write()
