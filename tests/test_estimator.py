@@ -53,6 +53,12 @@ def test_the_same_random_state_gives_the_same_answers(digits):
     np.testing.assert_array_equal(first, second)
 
 
+def test_numbers_of_numpy_and_no_random_state_are_taken(digits):
+    X, y = digits
+    model = CapsNetClassifier(epochs=np.int64(1), random_state=None, **SMALL)
+    assert model.fit(X[:50], y[:50]).predict(X[:5]).shape == (5,)
+
+
 def test_colour_images_have_a_shape(digits):
     X = np.random.default_rng(0).random((20, 3 * 18 * 20))
     y = np.arange(20) % 2

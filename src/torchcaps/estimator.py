@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         primary_capsules: types of them.
         reconstruction: whether a decoder is trained beside it.
         augment: largest random shift in pixels.
-        random_state: seed of weights, order and shifts.
+        random_state: seed of weights, order and shifts; None for another one every time.
         threads: of the CPU; all cores if not given.
 
     Rows of ``X`` are images, flat, with any range of numbers: they are brought to [0, 1] by the range of the training
@@ -63,7 +64,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         primary_capsules: int = 16,
         reconstruction: bool = False,
         augment: int = 0,
-        random_state: int = 0,
+        random_state: int | None = 0,
         threads: int | None = None,
     ) -> None:
         self.image_shape = image_shape
@@ -113,21 +114,20 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return shares
 
     def _config(self, folder: str) -> TrainingConfig:
+        given = {
+            name: value.item() if isinstance(value, np.generic) else value for name, value in self.get_params().items()
+        }
         return TrainingConfig.from_mapping(
             {
                 "data": DataConfig().to_mapping(),
-                "augmentation": {"shift": self.augment},
-                "model": {
-                    "conv_channels": self.conv_channels,
-                    "primary_capsules": self.primary_capsules,
-                    "reconstruction": self.reconstruction,
-                },
-                "routing": {"name": self.routing},
+                "augmentation": {"shift": given["augment"]},
+                "model": {name: given[name] for name in ("conv_channels", "primary_capsules", "reconstruction")},
+                "routing": {"name": given["routing"]},
                 "run": {
-                    "epochs": self.epochs,
-                    "batch_size": self.batch_size,
-                    "seed": self.random_state,
-                    "threads": self.threads,
+                    "epochs": given["epochs"],
+                    "batch_size": given["batch_size"],
+                    "seed": secrets.randbelow(2**31) if given["random_state"] is None else given["random_state"],
+                    "threads": given["threads"],
                     "accelerator": "cpu",
                     "out": str(Path(folder) / "run"),
                 },

@@ -206,6 +206,20 @@ def test_a_run_that_kept_its_best_state_is_made_longer(tmp_path, capsys):
     assert json.loads((run / "result.json").read_text())["steps"] == 5
 
 
+@pytest.mark.parametrize("flags", [[], ["--patience", "1", "--keep", "last"]], ids=["best", "patience"])
+def test_a_run_with_validation_images_is_evaluated_pruned_and_exported(flags, tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = [*TINY_FLAGS, "--no-reconstruction", "--validation", "100", "--steps", "2", *flags]
+    assert main(["train", *flags, "--out", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--json"]) == 0
+    error = json.loads(capsys.readouterr().out)["error_percent"]
+    assert error == pytest.approx(json.loads((run / "result.json").read_text())["test_error_percent"])
+    assert main(["prune", str(run)]) == 0
+    assert main(["export", str(run), "--to", "safetensors"]) == 0
+    assert "test images" in capsys.readouterr().out
+
+
 def test_a_run_on_arrays_is_evaluated_and_exported(tmp_path, capsys):
     random = np.random.default_rng(0)
     images, labels = random.integers(256, size=(60, 20, 20), dtype=np.uint8), np.arange(60) % 3
@@ -219,7 +233,8 @@ def test_a_run_on_arrays_is_evaluated_and_exported(tmp_path, capsys):
     assert main(["export", str(run), "--to", "safetensors"]) == 0
     assert "test images" in (run / "export" / "README.md").read_text()
     assert str(tmp_path) not in (run / "export" / "README.md").read_text()
-    assert "a file of the run" in refused(capsys, "export", run, "--to", "safetensors", "--out", run / "config.yaml")
+    assert "model.safetensors" in refused(capsys, "export", run, "--to", "safetensors", "--out", tmp_path / "model.bin")
+    assert not (tmp_path / "model.bin").exists()
 
 
 def test_a_card_describes_the_file_beside_it_only(run_folder, tmp_path):
@@ -229,6 +244,27 @@ def test_a_card_describes_the_file_beside_it_only(run_folder, tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "mine.safetensors" in card
     assert "another.safetensors" not in card
+
+
+def test_the_card_keeps_what_it_said_of_another_export(run_folder, capsys):
+    assert main(["export", str(run_folder), "--to", "safetensors", "--precision", "int8"]) == 0
+    assert main(["export", str(run_folder), "--to", "safetensors"]) == 0
+    card = (run_folder / "export" / "README.md").read_text()
+    assert "weights in int8" in card
+    assert "weights in float32" in card
+    assert main(["export", str(run_folder), "--to", "safetensors", "--out", str(run_folder / ".x.safetensors")]) == 0
+    assert "leave out --views" in refused(capsys, "evaluate", run_folder, "--views", "shift", "--noise")
+
+
+def test_a_comparison_is_whole_in_a_pipe(run_folder, tmp_path, monkeypatch, capsys):
+    long = tmp_path / ("long-" * 15)
+    shutil.copytree(run_folder, long)
+    monkeypatch.chdir(long)
+    assert main(["compare", ".", str(run_folder)]) == 0
+    table = capsys.readouterr().out
+    assert long.name in table
+    assert table.count(" % ") >= 2
+    assert "…" not in table
 
 
 def test_an_ensemble_of_networks_for_other_images_is_refused(run_folder, tmp_path, capsys):

@@ -70,7 +70,7 @@ def test_without_the_data_random_images_do(tmp_path, capsys):
     out = tmp_path / "new" / "m.safetensors"
     said = export(capsys, run, "--to", "safetensors", "--precision", "float16", "--out", out)
     assert "random images" in said
-    assert "--data-dir" in said
+    assert "data.npz does not exist" in said
     assert out.exists()
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("seed: 0", "seed: 1"))
     assert "config.yaml is not the one" in export(capsys, run, "--to", "safetensors", "--out", out, code=2)

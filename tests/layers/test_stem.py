@@ -65,3 +65,6 @@ def test_maps_over_pixels_keep_their_sums():
     spread = front.over_pixels(maps)
     assert spread.shape == (2, 64, 50)
     torch.testing.assert_close(spread.sum((1, 2)), maps.sum((1, 2)), rtol=1e-3, atol=1e-3)
+    spread = front.over_pixels(maps.abs())
+    assert spread.min() >= 0  # what adds everywhere takes nowhere
+    torch.testing.assert_close(spread.sum((1, 2)), maps.abs().sum((1, 2)), rtol=1e-3, atol=1e-3)

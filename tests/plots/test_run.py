@@ -54,7 +54,8 @@ def test_curves_and_confusion_can_be_drawn_with_gaps_in_the_metrics(tmp_path):
         for step in (1, 2, 3)
     ]
     plots.curves(rows).savefig(tmp_path / "curves.png")
-    evaluation = Evaluation(10, 2, torch.tensor([[3.0, 1, 0], [0, 3, 0], [1, 0, 2]]), 1.0)
+    counts = torch.tensor([[3.0, 1, 0], [0, 3, 0], [1, 0, 2]])
+    evaluation = Evaluation(10, 2, counts, counts.sum(1), counts.sum(0), 1.0)
     plots.confusion(evaluation, CLASSES).savefig(tmp_path / "confusion.png")
 
 
@@ -62,9 +63,9 @@ def test_every_run_of_a_comparison_is_in_the_legend():
     def rows(error):
         return [{"step": step, "seconds": step, "loss": 0.5, "evaluation_error": error} for step in (1.0, 2.0)]
 
-    figure = compared_curves({"one": rows(5.0), "stopped early": rows(None), "three": rows(7.0)})
+    figure = compared_curves({"one": rows(5.0), "stopped early": rows(None), "_three": rows(7.0)})
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert legend == ["one", "stopped early", "three"]
+    assert legend == ["one", "stopped early", "\u200b_three"]
     colours = [[line.get_color() for line in axes.lines] for axes in figure.axes]
     assert all(column == colours[0] for column in colours)
 
@@ -81,6 +82,14 @@ def test_pictures_say_how_many_of_the_classes_they_show(monkeypatch):
 
 
 def test_counts_are_told_in_full():
-    evaluation = Evaluation(2270, 0, torch.diag(torch.tensor([1135.0, 980.0, 155.5])), 1.0)
+    counts = torch.tensor([1135.0, 980.0, 155.5])
+    evaluation = Evaluation(2270, 0, torch.diag(counts), counts, counts, 1.0)
     texts = {text.get_text() for text in plots.confusion(evaluation, CLASSES).axes[0].texts}
     assert {"1135", "980"} <= texts
+
+
+def test_shares_are_of_the_images_that_show_a_class():
+    counts = torch.tensor([[1.0, 0, 0], [0, 4, 0], [0, 0, 4]])  # nine images of the first class were given none
+    evaluation = Evaluation(18, 9, counts, torch.tensor([10.0, 4, 4]), torch.tensor([1.0, 4, 4]), 1.0)
+    right, _ = plots.confusion(evaluation, CLASSES).axes[0].images
+    assert right.get_array().diagonal().tolist() == [10, 100, 100]

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from torchcaps import CapsuleNetwork, DynamicRouting, L1Routing, L2Routing
+from torchcaps import CapsuleNetwork, DynamicRouting, EMRouting, L1Routing, L2Routing
+from torchcaps.data import ImageSplit
 from torchcaps.serve.gallery import Gallery
 from torchcaps.serve.guard import Limits
 from torchcaps.serve.model import ServedModel
@@ -332,6 +333,37 @@ def test_colour_pictures_are_uploaded_instead_of_drawn(served, open_page):
     page.get_by_role("button", name="Cover").click()
     draw(page, [(0.2, 0.2), (0.8, 0.8)])
     assert picture(page, "#pad") != before
+
+
+def test_the_pen_is_dark_where_test_images_are_dark_on_bright(served, open_page):
+    images = torch.full((30, 1, 20, 20), 255, dtype=torch.uint8)
+    images[:, :, 8:12, 5:15] = 10
+    network = CapsuleNetwork((1, 20, 20), ["dash", "dot"], conv_channels=4, primary_capsules=2)
+    gallery = Gallery(ImageSplit(images, torch.arange(30) % 2), (1, 20, 20))
+    page = open_page(served([ServedModel("ink", network)], gallery=gallery, limits=RELAXED))
+    draw(page, SEVEN)
+    bright = page.locator("#pad").evaluate(
+        """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return data.filter((value, place) => place % 4 === 0 && value > 127).length / (data.length / 4);
+        }"""
+    )
+    assert 0.6 < bright < 0.99
+    assert "empty" not in page.locator(".verdict").inner_text()
+    page.get_by_role("button", name="Clear").click()
+    settled(page)
+    assert "empty" in page.locator(".verdict").inner_text()
+
+
+def test_large_images_and_lengths_that_are_no_squash(served, open_page):
+    network = CapsuleNetwork(
+        (1, 256, 256), ["a", "b"], EMRouting(), stem="small", conv_channels=8, primary_capsules=2, reconstruction=False
+    )
+    page = open_page(served([ServedModel("large", network)], limits=RELAXED))
+    draw(page, SEVEN)
+    told = page.locator(".sum").inner_text()
+    assert "=" in told
+    assert "the bar's" not in told
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

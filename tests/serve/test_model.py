@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 import torchcaps
+from commands import TINY_FLAGS
+from torchcaps.cli.main import main
 from torchcaps.errors import UserError
 from torchcaps.models.cnn import ConvolutionalNetwork
 from torchcaps.models.matrix import MatrixCapsuleNetwork
 from torchcaps.routing.em import EMRouting
+from torchcaps.serve import wire
+from torchcaps.serve.gallery import Gallery
 from torchcaps.serve.model import ServedModel, check_side_by_side
+from torchcaps.trained.run import TrainedRun
 
 
 def pixels(shape=(1, 28, 28)) -> torch.Tensor:
@@ -97,5 +104,25 @@ def test_networks_for_other_images_are_not_compared():
 def test_wrong_answers_are_wrong(model, gallery):
     for sample in gallery.wrong(3, model):
         assert sorted(model.analyse(sample.pixels).found) != sorted(sample.labels)
-    assert gallery.looked_at(model) > 0
+    assert gallery.looked_at(model)[0] > 0
     assert len(gallery.some(5)) == 5
+
+
+def test_test_images_of_other_classes_are_not_shown(tmp_path):
+    images, labels = np.random.default_rng(0).integers(256, size=(40, 20, 20), dtype=np.uint8), np.arange(40) % 2
+    for label, name in enumerate(["cat", "dog"]):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in np.flatnonzero(labels == label):
+            Image.fromarray(images[number]).save(tmp_path / "pets" / name / f"{number}.png")
+    flags = ["--steps", "1", "--data", f"folder:{tmp_path / 'pets'}", "--no-reconstruction"]
+    assert main(["train", *TINY_FLAGS, *flags, "--out", str(tmp_path / "run")]) == 0
+    run = TrainedRun(tmp_path / "run", accelerator="cpu", threads=1)
+    assert Gallery.of_run(run).some(1)
+    (tmp_path / "pets" / "dog").rename(tmp_path / "pets" / "ant")
+    with pytest.raises(UserError, match="knows the classes cat, dog"):
+        Gallery.of_run(run)
+
+
+def test_names_that_are_no_letters_are_escaped():
+    model = ServedModel("x", torchcaps.CapsuleNetwork((1, 28, 28), ["caf\udce9", "b"], conv_channels=6))
+    assert wire.info_of([model], None)["classes"][0] == "caf\\xe9"

@@ -1,4 +1,5 @@
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -59,11 +60,22 @@ def test_what_is_found_where_nothing_is_shown_is_a_mistake():
     assert scores.worst(3) == [2]
 
 
+def test_of_any_number_of_classes_the_surest_mistake_is_the_worst():
+    lengths = torch.tensor([[0.51, 0.05], [0.05, 0.95], [0.02, 0.02]])
+    scores = Scores(("ant", "bee"), lengths, torch.tensor([[0.0, 0], [0, 0], [0, 0]]), 0)
+    assert scores.worst(3) == [1, 0]
+
+
+def test_lengths_of_any_number_of_classes_are_calibrated_one_by_one():
+    scores = Scores(("ant", "bee"), torch.full((100, 2), 0.02), torch.zeros(100, 2), 0)
+    assert scores.calibration_error() == pytest.approx(0.02)
+
+
 def test_turns_keep_shapes_where_images_are_not_square():
     wide = torch.zeros(8, 1, 60, 180)
     wide[:, :, 24:36, 88:92] = 1.0  # 12 x 4 pixels
     batch = Batch(wide, torch.zeros(8, 1, dtype=torch.long), wide[:, None])
-    for turned in affine(network_of(1), batch, strength=1.0):
+    for turned in affine(network_of(1), batch, torch.arange(len(batch.images)), strength=1.0):
         places = (turned[0] > 0.4).nonzero().double()
         away = places - places.mean(0)
         short, long = torch.linalg.eigvalsh(away.mT @ away / len(places)).sqrt().tolist()
@@ -114,9 +126,7 @@ def test_a_trial_of_no_strength_changes_nothing(name, standardise, split):
     augmentation = Augmentation(AugmentationConfig(shift=0, standardise=standardise))
     plain = score([network], split, augmentation=augmentation)
     change = TRIALS[name].change
-    changed = score(
-        [network], split, augmentation=augmentation, change=lambda network, batch: change(network, batch, strength=0.0)
-    )
+    changed = score([network], split, augmentation=augmentation, change=partial(change, strength=0.0))
     torch.testing.assert_close(changed.lengths, plain.lengths, rtol=1e-3, atol=1e-4)
     errors = error_by_strength([network], split, name, augmentation=Augmentation(), limit=9)
     assert list(errors) == list(TRIALS[name].strengths)
@@ -126,7 +136,7 @@ def test_a_trial_of_no_strength_changes_nothing(name, standardise, split):
 def test_attacks_raise_the_loss_and_stay_within_their_strength(name, split):
     network = network_of(1)
     batch = split.fetch(torch.arange(23)).on("cpu")
-    changed = TRIALS[name].change(network, batch, strength=0.05)
+    changed = TRIALS[name].change(network, batch, torch.arange(23), strength=0.05)
     assert (changed - batch.images).abs().max() <= 0.05 + 1e-6
     assert changed.min() >= 0
     assert changed.max() <= 1
@@ -142,10 +152,41 @@ def test_a_sure_answer_is_attacked_too(name, split, monkeypatch):
         network, "loss", lambda capsules, labels: 0 * capsules.activations.sum()
     )  # as if beyond margins
     batch = split.fetch(torch.arange(23)).on("cpu")
-    changed = TRIALS[name].change(network, batch, strength=0.05)
+    changed = TRIALS[name].change(network, batch, torch.arange(23), strength=0.05)
     assert (changed != batch.images).flatten(1).any(1).all()
     with torch.no_grad():
         before, after = (
             network(images).capsules.activations.gather(1, batch.labels) for images in (batch.images, changed)
         )
     assert after.mean() < before.mean()
+
+
+@pytest.mark.parametrize("name", ["affine", "noise"])
+def test_what_is_random_hangs_on_the_image_alone(name, split):
+    network = network_of(1)
+    batch, change = split.fetch(torch.arange(23)).on("cpu"), partial(TRIALS[name].change, strength=0.4)
+    together = change(network, batch, torch.arange(23))
+    apart = [change(network, split.fetch(numbers).on("cpu"), numbers) for numbers in torch.split(torch.arange(23), 5)]
+    torch.testing.assert_close(together, torch.cat(apart))
+    alike = batch._replace(images=batch.images[:1].expand(23, -1, -1, -1))
+    assert len(torch.unique(change(network, alike, torch.arange(23)), dim=0)) == 23
+
+
+def test_the_noise_is_gaussian():
+    batch = Batch(torch.full((50, 1, 28, 28), 0.5), torch.zeros(50, 1), torch.zeros(50, 1))
+    drawn = TRIALS["noise"].change(network_of(1), batch, torch.arange(50), strength=0.1) - 0.5
+    assert abs(float(drawn.mean())) < 0.002
+    assert float(drawn.std()) == pytest.approx(0.1, rel=0.02)
+    assert float((drawn.abs() < 0.1).double().mean()) == pytest.approx(0.683, abs=0.01)
+
+
+def test_images_are_moved_by_a_fifth_of_their_side_at_most():
+    images = torch.zeros(200, 1, 41, 41)
+    images[:, :, 20, 20] = 1
+    batch = Batch(images, torch.zeros(200, 1), images)
+    moved = affine(network_of(1), batch, torch.arange(200), strength=1.0)
+    places = torch.arange(41.0) - 20
+    masses = moved.sum((1, 2, 3))
+    for profile in (moved.sum((1, 2)), moved.sum((1, 3))):
+        centre = (profile * places).sum(1) / masses
+        assert 7 < float(centre.abs().max()) < 0.2 * 41 + 0.5

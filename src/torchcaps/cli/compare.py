@@ -24,7 +24,9 @@ def run(arguments: argparse.Namespace) -> None:
         table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=heading == "run")
     for summary in compared:
         table.add_row(*(shown(cell) for cell in summary.cells()))
-    Console(markup=False, emoji=False).print(table)
+    console = Console(markup=False, emoji=False)
+    console.width = 10_000  # in a pipe as well: the table is as wide as it needs, and no number is cut
+    console.print(table)
     if arguments.out is not None:
         write_page(compared, arguments.out)
         print(f"The comparison is in {arguments.out / 'compare.html'}")

@@ -64,6 +64,9 @@ def run(arguments: argparse.Namespace) -> None:
     if not folders:
         raise UserError("Name the folder of a run, or a network that comes with torchcaps: --pretrained mnist.")
     runs = [open_run(folder, arguments) for folder in folders]
+    trials = [*(["affine"] if arguments.affine else []), *(["noise"] if arguments.noise else []), *arguments.attack]
+    if trials and arguments.views:
+        raise UserError("Robustness is measured on single images: leave out --views.")
     if len(runs) > 1 and arguments.attack:
         raise UserError("An attack is made against one network: name one run.")
     tasks = [trained.network.task for trained in runs]
@@ -76,11 +79,9 @@ def run(arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     scores = score(networks, plan.data.test, augmentation=plan.augmentation, views=arguments.views, limit=limit)
     speed = len(scores.lengths) / (time.perf_counter() - started)
-    trials = [*(["affine"] if arguments.affine else []), *(["noise"] if arguments.noise else []), *arguments.attack]
     whole = [trained.network for trained in runs]  # an attack needs gradients
-    name = " + ".join(folder.name for folder in folders)
     errors = {
-        trial: {name: error_by_strength(whole, plan.data.test, trial, augmentation=plan.augmentation, limit=limit)}
+        trial: error_by_strength(whole, plan.data.test, trial, augmentation=plan.augmentation, limit=limit)
         for trial in trials
     }
     if arguments.json:
@@ -88,7 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         _print(plan.config.data.name, scores, speed, errors)
     if arguments.out is not None:
-        _write(arguments.out, scores, errors, plan)
+        names = " + ".join(folder.resolve().name for folder in folders)
+        _write(arguments.out, scores, errors, names, plan)
 
 
 def _summary(data: str, scores: Scores, speed: float, errors: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def _summary(data: str, scores: Scores, speed: float, errors: dict[str, Any]) ->
             for row in scores.by_class()
         },
         "confusion": confusion_matrix(shown, scores.found).tolist(),
-        "robustness": {trial: next(iter(by_run.values())) for trial, by_run in errors.items()},
+        "robustness": errors,
     }
 
 
@@ -134,7 +136,7 @@ def _print(data: str, scores: Scores, speed: float, errors: dict[str, Any]) -> N
     print(f"\n{speed:.0f} images/s")
 
 
-def _write(folder: Path, scores: Scores, errors: dict[str, Any], plan: Any) -> None:
+def _write(folder: Path, scores: Scores, errors: dict[str, Any], network: str, plan: Any) -> None:
     import torch
 
     from torchcaps.plots import evaluation
@@ -151,5 +153,5 @@ def _write(folder: Path, scores: Scores, errors: dict[str, Any], plan: Any) -> N
         images = plan.augmentation.centre(plan.data.test.fetch(numbers)).on("cpu").images
         save(evaluation.worst_mistakes(images, scores, worst, names), folder / "mistakes.png")
     if errors:
-        save(evaluation.robustness(errors), folder / "robustness.png")
+        save(evaluation.robustness(errors, network), folder / "robustness.png")
     print(f"Predictions and pictures are in {folder}", file=sys.stderr)

@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"wrote {report.path}, {report.bytes / 1e6:.2f} MB")
     kind = "test" if report.real_images else "random"
     print(f"largest difference from the network: {report.largest_difference:.2g} on {report.images} {kind} images")
-    if not report.real_images:
-        print("(the run's data are not here: name their folder with --data-dir to compare on test images)")
+    if report.no_images:
+        print(f"(not on test images: {report.no_images})")
     if report.error_percent is not None:
         before, after = report.error_percent
         print(f"error {before:.2f} % -> {after:.2f} % of {report.test_images:,} test images")

@@ -77,7 +77,8 @@ def _files(words: Iterable[str]) -> Iterable[Path]:
         elif os.path.isdir(word):
             yield from images_below(path) or [path]
         elif not os.path.exists(word) and glob.has_magic(word):
-            yield from map(Path, sorted(glob.glob(word, recursive=True)) or [word])
+            matching = sorted(glob.glob(word, recursive=True))
+            yield from map(Path, [name for name in matching if os.path.isfile(name)] or [word])
         else:
             yield path
 

@@ -125,16 +125,22 @@ class StemCapsules(nn.Module):
         return 2 * counted
 
     def over_pixels(self, maps: Tensor) -> Tensor:
-        """Spread numbers of the map's places evenly over the image: (N, h, w) -> (N, H, W), the same sums."""
-        size = self.image_shape[1:]
-        spread = F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-        before, after = (numbers.sum((1, 2), keepdim=True) for numbers in (maps, spread))
-        return spread + (before - after) / (size[0] * size[1])
+        """Spread numbers of the map's places smoothly over the image: (N, h, w) -> (N, H, W), the same sums."""
+        down, across = (
+            _shares(places, pixels).to(maps) for places, pixels in zip(maps.shape[1:], self.image_shape[1:])
+        )
+        return down.mT @ maps @ across
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, h' * w' * types, size)."""
         capsules: Capsules = self.primary(self.stem(images))
         return capsules
+
+
+def _shares(places: int, pixels: int) -> Tensor:
+    """What part of a place's number each pixel of a line gets, falling to both sides: (places, pixels)."""
+    weights = F.interpolate(torch.eye(places)[None], pixels, mode="linear", align_corners=False)[0]
+    return weights / weights.sum(1, keepdim=True).clamp_min(1e-6)
 
 
 @torch.no_grad()

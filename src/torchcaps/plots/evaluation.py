@@ -42,8 +42,9 @@ def calibration(scores: Scores) -> Figure:
     axes.plot([part.length for part in parts], [part.right for part in parts], marker="o", label="this network")
     axes.set_xlim(0, 1.02)
     axes.set_ylim(0, 1.02)
-    axes.set_xlabel("length of the longest class capsule")
-    axes.set_ylabel("share of right answers")
+    one = scores.labels_per_image > 0
+    axes.set_xlabel("length of the longest class capsule" if one else "length of a class capsule")
+    axes.set_ylabel("share of right answers" if one else "share of images that show the class")
     points = f"{len(parts)} points, {len(scores.lengths)} images"
     axes.set_title(f"mean distance {scores.calibration_error():.3f} ({points})", size=10)
     axes.legend(frameon=False, loc="lower right")
@@ -51,13 +52,12 @@ def calibration(scores: Scores) -> Figure:
     return figure
 
 
-def robustness(errors: Mapping[str, Mapping[str, Mapping[float, float]]]) -> Figure:
-    """Error against strength, a panel a trial and a line a run: trial -> run -> strength -> error."""
+def robustness(errors: Mapping[str, Mapping[float, float]], network: str) -> Figure:
+    """Error against strength, a panel a trial: trial -> strength -> error."""
     figure = Figure(figsize=(4.2 * len(errors), 3.4), layout="constrained")
     panels = figure.subplots(1, len(errors), squeeze=False)
-    for axes, (name, by_run) in zip(panels.flat, errors.items()):
-        for run, by_strength in by_run.items():
-            axes.plot(list(by_strength), list(by_strength.values()), marker="o", label=plain(run, 40))
+    for axes, (name, by_strength) in zip(panels.flat, errors.items()):
+        axes.plot(list(by_strength), list(by_strength.values()), marker="o", label=plain(network, 40))
         axes.set_ylim(0, 100)
         axes.set_title(name, size=10)
         axes.set_xlabel(TRIALS[name].unit)

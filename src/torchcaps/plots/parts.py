@@ -18,6 +18,8 @@ def plain(text: str, longest: int = LONGEST) -> str:
     """
     printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     short = printable if len(printable) <= longest else f"{printable[: longest - 1]}…"
+    if short.startswith("_"):  # which would keep it out of legends
+        short = f"\u200b{short}"
     return short.replace("$", r"\$")
 
 

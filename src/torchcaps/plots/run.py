@@ -121,7 +121,7 @@ def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
     """True classes by predicted ones, as shares of the true class: right answers green, mistakes orange."""
     counts = evaluation.confusion.numpy()
     count = len(classes)
-    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    shares = 100 * counts / np.maximum(evaluation.shown.numpy()[:, None], 1)
     right = np.ma.masked_where(~np.eye(count, dtype=bool), shares)
     wrong = np.ma.masked_where(np.eye(count, dtype=bool), shares)
     side = min(18.0, 3.5 + 0.4 * count if count <= 20 else 7.5 + 0.17 * count)
@@ -147,7 +147,7 @@ def confusion(evaluation: Evaluation, classes: Sequence[str]) -> Figure:
     axes.set_ylabel("true")
     if count <= 20:
         for (row, column), number in np.ndenumerate(counts):
-            if number or (row == column and counts[row].any()):
+            if number or (row == column and evaluation.shown[row]):
                 strong = shares[row, column] > (75 if row == column else 0.6 * float(wrong.max()))
                 colour = "white" if strong else "black"
                 text = f"{number:.0f}" if number == round(number) else f"{number:.3g}"

@@ -99,9 +99,9 @@ def make_app(
         asked = model_number(model)
         samples = await desk.turn(lambda: gallery.some(count) if kind == "any" else gallery.wrong(count, asked))
         if not samples:
-            raise HTTPException(
-                404, f"Of {gallery.looked_at(asked)} test images, {asked.name} got none wrong. Ask again for more."
-            )
+            looked_at, more = gallery.looked_at(asked)
+            again = " Ask again for more." if more else ""
+            raise HTTPException(404, f"Of {looked_at} test images, {asked.name} got none wrong.{again}")
         return {"pictures": [wire.picture_of(sample) for sample in samples]}
 
     @app.post("/api/analyse")

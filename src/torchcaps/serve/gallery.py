@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.splits import Split
-from torchcaps.errors import UserError
 from torchcaps.functional import presence
 from torchcaps.serve.model import ServedModel
 from torchcaps.trained.run import TrainedRun
@@ -51,11 +50,7 @@ class Gallery:
     @classmethod
     def of_run(cls, run: TrainedRun, *, data_folder: str | None = None) -> Gallery:
         """The test images of a run's data set that are at hand; nothing is fetched."""
-        split = run.images_at_hand(data_folder=data_folder).test
-        expected = run.network.task.source_shape or run.network.image_shape
-        if split.image_shape != expected:
-            raise UserError("The images of the run's data set are not of the size that the network takes.")
-        return cls(split, run.network.image_shape)
+        return cls(run.images_at_hand(data_folder=data_folder).test, run.network.image_shape)
 
     def some(self, count: int) -> list[Sample]:
         """Random test images."""
@@ -75,9 +70,10 @@ class Gallery:
                 break
         return self._samples(self._random.sample(search.wrong, min(count, len(search.wrong))))
 
-    def looked_at(self, model: ServedModel) -> int:
-        """Images that :meth:`wrong` has looked at."""
-        return self._searches[model].looked_at
+    def looked_at(self, model: ServedModel) -> tuple[int, bool]:
+        """How many images :meth:`wrong` has looked at, and whether there are more."""
+        search = self._searches[model]
+        return search.looked_at, search.looked_at < len(search.order)
 
     @torch.inference_mode()
     def _look_further(self, search: _Search, model: ServedModel) -> None:

@@ -20,8 +20,6 @@ from torchcaps.training.result import RunResult
 SWEEP_STEPS = 11
 SWEEP_REACH = 0.25
 """How far a component is swept to either side, as in the original capsule paper."""
-MOST_DRAWN = 4
-"""Classes that are drawn where images may show any number of them."""
 CURVES = ("loss", "evaluation_error", "train_error")
 CURVE_POINTS = 400
 
@@ -139,7 +137,7 @@ class ServedModel:
         else:
             capsules = self.network(image).capsules
         found = [number for number in self.network.found(capsules)[0].tolist() if number >= 0]
-        drawn = found[:MOST_DRAWN] if self.has_decoder else []
+        drawn = found if self.has_decoder else []
         images = list(self.decode(capsules.poses[0, drawn], drawn)) if drawn else []
         return Analysis(
             capsules.activations[0].float(), capsules.poses[0].float(), found, dict(zip(drawn, images)), contributions
@@ -181,10 +179,8 @@ class ServedModel:
 
 def check_side_by_side(models: Sequence[ServedModel]) -> None:
     """Refuse networks that cannot be shown the same image."""
-    first = models[0].network
+    first = models[0]
     for model in models[1:]:
-        if model.network.image_shape != first.image_shape or model.network.classes != first.classes:
-            raise UserError(
-                f"{models[0].name} and {model.name} cannot be compared: they were trained for images of another size "
-                "or for other classes."
-            )
+        for what in ("image_shape", "source_shape", "fit", "classes"):
+            if getattr(model.network.task, what) != getattr(first.network.task, what):
+                raise UserError(f"{first.name} and {model.name} cannot be compared: their {what} is not the same.")

@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from torchcaps.data.files import shown
 from torchcaps.errors import UserError
 from torchcaps.serve.gallery import Sample
 from torchcaps.serve.model import SWEEP_REACH, SWEEP_STEPS, Analysis, ServedModel
@@ -49,7 +50,7 @@ def info_of(models: list[ServedModel], no_samples: str | None) -> Content:
     """What the page shows before any image. ``no_samples`` says why there are no test images, if there are none."""
     task = models[0].network.task
     return {
-        "classes": task.classes,
+        "classes": [shown(name) for name in task.classes],
         "image_shape": task.image_shape,
         "source_shape": task.source_shape or task.image_shape,  # that files are brought to; its middle is the image
         "fit": task.fit,

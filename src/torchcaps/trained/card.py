@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ LOADING = {
 
 network = torchcaps.load("{file}")
 prediction = network.predict(network.prepare(images))  # bytes or numbers in [0, 1], of any size
-names = [network.classes[label] for label in prediction.labels[:, 0]]""",
+names = [[network.classes[label] for label in row if label >= 0] for row in prediction.labels]""",
     ".onnx": """import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
@@ -95,15 +96,21 @@ def write_card(folder: Path, text: str) -> Path | None:
 def stored_files(folder: Path, reports: Mapping[str, ExportReport] | None = None) -> dict[str, str]:
     """The networks in a folder, each with what is known of it."""
     found = sorted(
-        path for path in folder.iterdir() if path.suffix in LOADING and path.is_file() and not path.name.startswith(".")
+        path
+        for path in folder.iterdir()
+        if path.name in (reports or {}) or (path.suffix in LOADING and path.is_file() and not path.name.startswith("."))
     )
-    return {path.name: _remark(path, (reports or {}).get(path.name)) for path in found}
+    card = folder / CARD
+    written = card.read_text(errors="replace") if card.is_file() and card.stat().st_size < LARGEST_CARD else ""
+    return {path.name: _remark(path, (reports or {}).get(path.name), written) for path in found}
 
 
-def _remark(path: Path, report: ExportReport | None) -> str:
+def _remark(path: Path, report: ExportReport | None, written: str) -> str:
+    """What is known of a file: from the report of its export, or else from the card as it was before."""
     remark = f"{path.stat().st_size / 1e6:.2f} MB"
     if report is None:
-        return remark
+        known = re.search(rf"^`{re.escape(path.name)}`: ({re.escape(remark)}, weights .*)\.$", written, re.MULTILINE)
+        return known[1] if known else remark
     kind = "test" if report.real_images else "random"
     remark += (
         f", weights in {report.precision}, largest difference from the trained network {report.largest_difference:.1e} "
@@ -176,7 +183,9 @@ def _input(network: Network) -> str:
         lines.append(f"Images of another size are brought to it ({task.fit}).")
     if task.standardise:
         lines.append("Each image is then brought to mean 0 and standard deviation 1.")
-    lines.append("The network subtracts the mean and divides by the deviation of its training images itself.")
+    if (set(task.mean), set(task.std)) != ({0.0}, {1.0}):
+        mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (task.mean, task.std))
+        lines.append(f"The network itself subtracts {mean} and divides by {std}.")
     shown = task.labels_per_image
     decides = {0: "every class with a length above 0.5 is shown", 1: "the longest capsule is the answer"}
     lines.append(f"Of the class capsules, {decides.get(shown, f'the {shown} longest are the answer')}.")
@@ -226,7 +235,7 @@ def _versions(result: RunResult | None) -> str:
     import torch
 
     here = {"torchcaps": torchcaps.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    trained = {str(name): _plain(str(value)) for name, value in result.versions.items()} if result else {}
+    trained = {_plain(str(name)): _plain(str(value)) for name, value in result.versions.items()} if result else {}
     lines = ["- stored with " + ", ".join(f"{name} {value}" for name, value in here.items())]
     if trained:
         lines.append("- trained with " + ", ".join(f"{name} {value}" for name, value in trained.items()))
@@ -237,4 +246,4 @@ def _versions(result: RunResult | None) -> str:
 
 def _plain(text: str) -> str:
     """A name that somebody gave, on one line and without what Markdown would take for its own."""
-    return "".join(letter if letter.isprintable() and letter not in "`|<>" else " " for letter in text)[:200]
+    return "".join(letter if letter.isprintable() and letter not in "`|<>[]" else " " for letter in text)[:200]

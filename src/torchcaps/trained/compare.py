@@ -52,7 +52,7 @@ def compare(paths: Sequence[Path]) -> list[RunSummary]:
     for path in paths:
         folder = RunFolder.open(path)
         result = RunResult.read(folder.result) if folder.result.exists() else None
-        summaries.append(RunSummary(path.name, folder.config().determining(), folder.read_metrics(), result))
+        summaries.append(RunSummary(path.resolve().name, folder.config().determining(), folder.read_metrics(), result))
     if len({summary.name for summary in summaries}) < len(summaries):
         summaries = [
             RunSummary(str(path), summary.settings, summary.metrics, summary.result)

@@ -70,6 +70,8 @@ class ExportReport:
     error_percent: tuple[float, float] | None = None
     """Test error before and after rounding the weights, where it was measured."""
     test_images: int = 0
+    no_images: str = ""
+    """Why it was compared on random images, if there should have been others."""
 
 
 def export(
@@ -103,6 +105,8 @@ def export(
             WRITERS[to](folded, unchecked, precision, metadata(network, precision))
         except OSError as error:
             raise UserError(f"Cannot write to {path.parent}: {error.strerror}. Choose another folder.") from error
+        except RuntimeError as error:  # of torch's own writer
+            raise UserError(f"Cannot write to {path.parent}. Choose another folder.") from error
         answer = READERS[to](unchecked, folded)
         original, expected = _answers(folded)(tried), _answers(rounded)(tried)
         # One image by itself and the rest in one go: the number of images must not matter.
@@ -163,7 +167,7 @@ def metadata(network: Network, precision: str = "float32") -> dict[str, str]:
         "labels_per_image": task.labels_per_image,
         "precision": precision,
     }
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
+    texts = {name: json.dumps(value) for name, value in facts.items()}
     description = network.description()
     return texts | {
         "model": json.dumps(description["model"]),

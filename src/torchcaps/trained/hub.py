@@ -18,6 +18,7 @@ from torchcaps.atomic import write_json
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.files import MODEL_FILE, load
+from torchcaps.models.packing import check_precision
 from torchcaps.routing.base import Routing
 from torchcaps.trained.card import card, write_card
 
@@ -48,6 +49,7 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
     """
 
     def __init__(self, network: Network, *, precision: str = "float32") -> None:
+        check_precision(precision)
         self.network = network
         self._precision = precision
 

@@ -13,43 +13,43 @@ from torch.nn import functional as F
 
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.splits import Batch, Split
+from torchcaps.data.stateless import key, random_uniform
 from torchcaps.functional import presence
 from torchcaps.models.base import Network
 from torchcaps.trained.scores import Change, as_seen, score
 
 STEPS_OF_PGD = 10
-SEED = 0
 
 
-def affine(network: Network, batch: Batch, *, strength: float) -> Tensor:
+def affine(network: Network, batch: Batch, numbers: Tensor, *, strength: float) -> Tensor:
     """Images turned by up to 30°, scaled by up to 0.3 and moved by up to 0.2 of their side, times ``strength``."""
     images = batch.images
-    generator = torch.Generator().manual_seed(SEED)
-    angle, scale, down, right = (strength * (2 * torch.rand(len(images), generator=generator) - 1) for _ in range(4))
+    angle, scale, down, right = (
+        strength * random_uniform(key("affine", name), numbers) for name in ("angle", "scale", "down", "right")
+    )
     angle, scale = angle * math.radians(30), 1 + 0.3 * scale
     cosine, sine = angle.cos() / scale, angle.sin() / scale
     height, width = images.shape[2:]  # both from -1 to 1 in the grid
-    rows = (
-        torch.stack([cosine, -sine * height / width, 0.4 * right], 1),
-        torch.stack([sine * width / height, cosine, 0.4 * down], 1),
-    )
-    grid = F.affine_grid(torch.stack(rows, 1).to(images), list(images.shape), align_corners=False)
+    turn = torch.stack([cosine, -sine * height / width, sine * width / height, cosine], 1).view(-1, 2, 2)
+    shift = 0.4 * torch.stack([right, down], 1)[:, :, None]
+    grid = F.affine_grid(torch.cat([turn, turn @ shift], 2).to(images), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)
 
 
-def noise(network: Network, batch: Batch, *, strength: float) -> Tensor:
+def noise(network: Network, batch: Batch, numbers: Tensor, *, strength: float) -> Tensor:
     """Images with Gaussian noise of this standard deviation."""
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = torch.randn(batch.images.shape, generator=generator).to(batch.images)
-    return (batch.images + strength * drawn).clamp(0, 1)
+    pixels = batch.images[0].numel()
+    uniform = random_uniform(key("noise"), numbers[:, None] * pixels + torch.arange(pixels))
+    drawn = math.sqrt(2) * torch.erfinv(uniform.clamp(-1 + 1e-15, 1 - 1e-15))
+    return (batch.images + strength * drawn.view(batch.images.shape).to(batch.images)).clamp(0, 1)
 
 
-def fgsm(network: Network, batch: Batch, *, strength: float) -> Tensor:
+def fgsm(network: Network, batch: Batch, numbers: Tensor, *, strength: float) -> Tensor:
     """Each pixel moved by ``strength`` the way that is worst for the answer (Goodfellow et al., 2015)."""
     return (batch.images + strength * _slope(network, batch.images, batch.labels).sign()).clamp(0, 1)
 
 
-def pgd(network: Network, batch: Batch, *, strength: float) -> Tensor:
+def pgd(network: Network, batch: Batch, numbers: Tensor, *, strength: float) -> Tensor:
     """Ten smaller such steps, none further than ``strength`` from the image (Madry et al., 2018)."""
     images = batch.images
     step = 2.5 * strength / STEPS_OF_PGD
@@ -71,8 +71,10 @@ def _slope(network: Network, images: Tensor, labels: Tensor) -> Tensor:
         right = presence(labels, lengths.shape[1]) > 0
         lead = lengths.masked_fill(right, -1).amax(1) - lengths.masked_fill(~right, 2).amin(1)
         (slope,) = torch.autograd.grad(lead.sum(), seen, retain_graph=True)
+        flat = (slope == 0).flatten(1).all(1)
+        if not flat.any():
+            return slope
         (of_loss,) = torch.autograd.grad(network.loss(capsules, labels), seen)
-    flat = (slope == 0).flatten(1).all(1)
     return torch.where(flat[:, None, None, None], of_loss, slope)
 
 
@@ -100,6 +102,6 @@ def error_by_strength(
     trial = TRIALS[name]
     errors = {}
     for strength in trial.strengths:
-        change: Change = partial(trial.change, strength=strength)
+        change: Change | None = partial(trial.change, strength=strength) if strength else None
         errors[strength] = score(networks, split, augmentation=augmentation, change=change, limit=limit).error_percent
     return errors

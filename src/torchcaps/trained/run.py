@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from torchcaps.atomic import write_atomically, write_json
 from torchcaps.data.augmentation import Augmentation
+from torchcaps.data.batches import evaluated
 from torchcaps.data.datasets import DataSet
 from torchcaps.data.datasets import load as load_data
 from torchcaps.data.splits import Split
@@ -20,7 +22,7 @@ from torchcaps.models.config import Own
 from torchcaps.models.files import load, trained_with
 from torchcaps.models.packing import pack, unpack
 from torchcaps.trained.card import card, stored_files, write_card
-from torchcaps.trained.export import ExportReport, check_choices, export, export_path, rounded
+from torchcaps.trained.export import FORMATS, ExportReport, check_choices, export, export_path, rounded
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
 from torchcaps.trained.scores import score
@@ -95,37 +97,45 @@ class TrainedRun:
         if not _has_own_shape(str(changed.get("name", config.data.name))):
             channels, side, _ = self.network.task.source_shape or self.network.image_shape
             changed |= {"image_size": side, "channels": channels}
-        return config.replace(data=config.data.replace(**changed))
+        run = config.run.replace(keep="last", patience=None)  # the best state has been chosen
+        return config.replace(data=config.data.replace(**changed), run=run)
 
     def plan(self, *, data: str | None = None, data_folder: str | None = None, download: bool = True) -> Plan:
         """The run's data, or other data that fit the network."""
         config = self.config(data=data, data_folder=data_folder)
-        plan = Plan.of(config, load_data(config.data, download=download))
-        task, given = self.network.task, plan.task
-        name = plan.config.data.name
-        if (given.image_shape, given.labels_per_image) != (task.image_shape, task.labels_per_image):
+        found = load_data(config.data, download=download)
+        self._check_fits(found)
+        return Plan.of(config, found)
+
+    def _check_fits(self, data: DataSet) -> None:
+        """Raise :class:`UserError` if these are not images that the network was made for."""
+        task, name = self.network.task, data.name
+        shape, labels = data.test.image_shape, data.test.labels_per_image or 0
+        expected = task.source_shape or task.image_shape
+        if (shape, labels) != (expected, task.labels_per_image):
             raise UserError(
-                f"The network takes images of {_by(task.image_shape)} that show {_count(task.labels_per_image)}; "
-                f"those of {name} are {_by(given.image_shape)} and show {_count(given.labels_per_image)}."
+                f"The network takes images of {_by(expected)} that show {_count(task.labels_per_image)}; "
+                f"those of {name} are {_by(shape)} and show {_count(labels)}."
             )
-        if len(given.classes) != len(task.classes):
-            raise UserError(f"The network knows {len(task.classes)} classes, {name} has {len(given.classes)}.")
-        unnamed = name.startswith("npz:") and given.classes == tuple(map(str, range(len(given.classes))))
-        if given.classes != task.classes and not unnamed:
+        if len(data.classes) != len(task.classes):
+            raise UserError(f"The network knows {len(task.classes)} classes, {name} has {len(data.classes)}.")
+        unnamed = name.startswith("npz:") and data.classes == tuple(map(str, range(len(data.classes))))
+        if data.classes != task.classes and not unnamed:
             raise UserError(
-                f"The network knows the classes {', '.join(task.classes)}; {name} has {', '.join(given.classes)}."
+                f"The network knows the classes {', '.join(task.classes)}; {name} has {', '.join(data.classes)}."
             )
-        return plan
 
     def images_at_hand(self, *, data_folder: str | None = None) -> DataSet:
         """The run's data if they are on this machine, else the few images that are kept beside the network."""
         try:
-            return load_data(self.config(data_folder=data_folder).data, download=False)
+            data = load_data(self.config(data_folder=data_folder).data, download=False)
         except UserError:
             samples = self.folder.path / SAMPLES
             if not samples.is_file():
                 raise
-            return load_data(f"npz:{samples}")
+            data = load_data(f"npz:{samples}")
+        self._check_fits(data)
+        return data
 
     def evaluate(
         self, plan: Plan | None = None, *, limit: int | None = None, network: Network | None = None
@@ -160,13 +170,8 @@ class TrainedRun:
         path = out or Path(f"{self.folder.path.resolve()}-pruned")
         RunFolder.check_free(path)
         plan = self.plan(data_folder=data_folder)
-        test, limit = plan.data.test, plan.evaluation_limit(plan.data.test)
-        answers = [
-            score([network.folded()], test, augmentation=plan.augmentation, limit=limit).found
-            for network in (self.network, smallest)
-        ]
-        changed = int((answers[0] != answers[1]).any(1).sum())
-        before, after = (self._measured(plan, network) for network in (self.network, smallest))
+        (before, found), (after, found_now) = (self._measured(plan, network) for network in (self.network, smallest))
+        changed = int((found != found_now).any(1).sum())
         report = PruningReport(path, pruned.capsules_removed, pruned.types_removed, changed, before, after)
         smaller = RunFolder.create(path, self.folder.config())
         values = {**asdict(report), "folder": path.name}
@@ -191,17 +196,21 @@ class TrainedRun:
         """
         check_choices(to, precision)
         path = export_path(self.folder.path, to, precision) if out is None else out
+        if path.suffix != FORMATS[to]:
+            raise UserError(f"{path} has another ending than files of this format: call it {path.stem}{FORMATS[to]}.")
         own = (self.folder.network, self.folder.config_file, self.folder.metrics, self.folder.result)
         if path.exists() and any(file.exists() and path.samefile(file) for file in own):
             raise UserError(f"{path} is a file of the run itself: choose another one.")
         self.config()  # which is that of the network, or it is said here
+        plan, reason = None, ""
         try:
-            plan: Plan | None = self.plan(data_folder=data_folder, download=False)
-        except UserError:  # the data are not on this machine
-            plan = None
+            plan = self.plan(data_folder=data_folder, download=False)
+        except UserError as error:  # the data are not on this machine, or have changed
+            reason = str(error)
         images = None if plan is None else sample_images(plan.data.test, plan.augmentation, CHECKED_IMAGES)
         path.parent.mkdir(parents=True, exist_ok=True)
         report = export(self.network, path, to=to, precision=precision, images=images)
+        report = replace(report, no_images=reason)
         if plan is not None and precision != "float32":
             before, after = (
                 self.evaluate(plan, network=network) for network in (self.network, rounded(self.network, precision))
@@ -220,16 +229,19 @@ class TrainedRun:
             files = {report.path.name: files[report.path.name]}
         write_card(folder, card(self.network, files=files, config=self.folder.config(), result=result, error=error))
 
-    def _measured(self, plan: Plan, network: Network) -> Measured:
-        outcome = self.evaluate(plan, network=network)
-        return Measured(outcome.error_percent, outcome.images, network.numbers(), round(outcome.images_per_second, 1))
+    def _measured(self, plan: Plan, network: Network) -> tuple[Measured, Tensor]:
+        """A network's size, error and speed, and the classes it finds in the test images."""
+        folded, limit = network.folded().to(self.fabric.device), plan.evaluation_limit(plan.data.test)
+        started = time.perf_counter()
+        scores = score([folded], plan.data.test, augmentation=plan.augmentation, limit=limit)
+        images = len(scores.lengths)
+        speed = round(images / (time.perf_counter() - started), 1)
+        return Measured(scores.error_percent, images, network.numbers(), speed), scores.found
 
 
 def sample_images(split: Split, augmentation: Augmentation, count: int) -> Tensor:
     """At most this many images (B, C, H, W) as the network sees them, from all over a split."""
-    count = min(count, len(split))
-    chosen = split.fetch(torch.arange(count) * len(split) // max(1, count))
-    return augmentation.centre(chosen).on("cpu").images
+    return augmentation.centre(split.fetch(evaluated(split, count))).on("cpu").images
 
 
 def _has_own_shape(data: str) -> bool:

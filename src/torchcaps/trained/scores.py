@@ -19,8 +19,10 @@ from torchcaps.data.splits import Batch, Split
 from torchcaps.functional import presence
 from torchcaps.models.base import PRESENT_FROM, Network, check_answers, standardised
 
-Change = Callable[[Network, Batch], Tensor]
-"""From a network and a batch to the images it is shown instead: noise, turns, attacks."""
+Change = Callable[[Network, Batch, Tensor], Tensor]
+"""From a network, a batch and its images' numbers to the images it is shown instead: noise, turns, attacks.
+
+What is random there hangs on the numbers alone, so that all networks are shown the same."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Images whose longest class capsule has about the same length."""
+    """Images whose longest class capsule has about the same length; or capsules, if images show any number."""
 
     images: int
     length: float
@@ -101,9 +103,15 @@ class Scores:
         ]
 
     def calibration(self, bins: int = 10) -> list[CalibrationBin]:
-        """Whether lengths mean what they say: for images sorted by their longest capsule, how many are right."""
-        longest, order = self.lengths.amax(1).sort()
-        right = self.right[order].double()
+        """Whether lengths mean what they say: for images sorted by their longest capsule, how many are right.
+
+        Where images show any number of classes: for capsules sorted by length, how many of their classes are shown.
+        """
+        lengths, right = self.lengths.amax(1), self.right
+        if not self.labels_per_image:
+            lengths, right = self.lengths.flatten(), self.shown.flatten()
+        longest, order = lengths.sort()
+        right = right[order].double()
         parts = zip(longest.tensor_split(bins), right.tensor_split(bins))
         return [
             CalibrationBin(len(length), float(length.mean()), float(share.mean()))
@@ -120,8 +128,10 @@ class Scores:
         """The rows of the images that are most surely wrong, the worst first."""
         wrong_lengths = (self.lengths * (1 - self.shown)).amax(1)
         right_lengths = torch.where(self.shown > 0, self.lengths, torch.inf).amin(1)
-        right_lengths[self.shown.sum(1) == 0] = PRESENT_FROM  # nothing is shown, and should be as long
-        margin = torch.where(self.right, -torch.inf, wrong_lengths - right_lengths)
+        margin = wrong_lengths - right_lengths
+        if not self.labels_per_image:  # each capsule answers for itself
+            margin = torch.maximum(wrong_lengths - PRESENT_FROM, PRESENT_FROM - right_lengths)
+        margin[self.right] = -torch.inf
         order = margin.argsort(descending=True, stable=True)
         return [int(number) for number in order[:count] if not self.right[number]]
 
@@ -164,13 +174,13 @@ def score(
     augmentation = augmentation or Augmentation()
     if change is not None:
         augmentation = Augmentation(augmentation.config.replace(standardise=False))
-    for batch in evaluation_batches(split, batch_size=first.evaluation_batch, limit=limit):
+    numbers, size = evaluated(split, limit), first.evaluation_batch
+    for here, batch in zip(torch.split(numbers, size), evaluation_batches(split, batch_size=size, limit=limit)):
         seen = [view.on(device) for view in augmentation.views(batch, views)] if views else []
         seen = seen or [augmentation.centre(batch).on(device)]
-        answers = [_lengths(network, view, change) for view in seen for network in networks]
+        answers = [_lengths(network, view, here, change) for view in seen for network in networks]
         lengths.append(torch.stack(answers).mean(0).cpu())
         shown.append(presence(batch.labels, len(first.classes)))
-    numbers = evaluated(split, limit)
     return Scores(first.classes, torch.cat(lengths), torch.cat(shown), first.task.labels_per_image, numbers)
 
 
@@ -179,8 +189,8 @@ def as_seen(network: Network, images: Tensor) -> Tensor:
     return standardised(images) if network.task.standardise else images
 
 
-def _lengths(network: Network, batch: Batch, change: Change | None) -> Tensor:
-    images = batch.images if change is None else as_seen(network, change(network, batch))
+def _lengths(network: Network, batch: Batch, numbers: Tensor, change: Change | None) -> Tensor:
+    images = batch.images if change is None else as_seen(network, change(network, batch, numbers))
     with torch.inference_mode():
         lengths: Tensor = network(images).capsules.activations.float()
     return check_answers(lengths)

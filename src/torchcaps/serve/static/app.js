@@ -3,8 +3,10 @@
 
 const SPEAK_AFTER = 700; // milliseconds of rest before a screen reader is told the answer
 const ALBUM_SIZE = 24;
-const BRIGHT = 64; // of 255: what counts as drawn
-const FEWEST_BRIGHT = 4; // pixels; with fewer the image is as good as empty
+const DARK_BELOW = 64; // of 255: the mean of an image's edge
+const BRIGHT_ABOVE = 191;
+const DRAWN = 16; // of 255: how far from the ground a pixel is that counts as drawn
+const FEWEST_DRAWN = 4; // pixels; with fewer the image is as good as empty
 
 const byId = (id) => document.getElementById(id);
 
@@ -156,7 +158,8 @@ class App {
 
   isEmpty(bytes) {
     if (this.info.image_shape[0] > 1) return bytes.every((value) => value === 0);
-    return bytes.filter((value) => value > BRIGHT).length < FEWEST_BRIGHT;
+    const ground = this.pad.bright ? 255 : 0;
+    return bytes.filter((value) => Math.abs(value - ground) > DRAWN).length < FEWEST_DRAWN;
   }
 
   verdict() {
@@ -228,7 +231,9 @@ class App {
     const samples = await this.backend.samples("any", ALBUM_SIZE, 0);
     const shape = this.info.image_shape;
     const edges = samples.map((sample) => edge(sample.image, shape));
-    this.darkGround = shape[0] === 1 && edges.reduce((sum, value) => sum + value, 0) / edges.length < BRIGHT;
+    const mean = edges.reduce((sum, value) => sum + value, 0) / edges.length;
+    this.darkGround = shape[0] === 1 && mean < DARK_BELOW;
+    this.pad.bright = shape[0] === 1 && mean > BRIGHT_ABOVE;
     this.show(samples[0]);
     this.pad.startAnew = true;
   }

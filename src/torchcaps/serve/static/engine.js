@@ -191,7 +191,7 @@ function capsuleEngine() {
         lengths,
         poses: lengths.map((_, j) => poseOf(j)),
         found,
-        reconstructions: this.decoder ? found.slice(0, 4).map((j) => ({ label: j, image: this.decode(j, poseOf(j)) })) : [],
+        reconstructions: this.decoder ? found.map((j) => ({ label: j, image: this.decode(j, poseOf(j)) })) : [],
         map: this.layers.length > 1 ? null : this.map(below, routed, label === null ? order[0] : label),
       };
     }

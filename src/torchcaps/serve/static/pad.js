@@ -21,6 +21,7 @@ class Pad {
     this.base = hiddenCanvas(canvas.width, canvas.height);
     this.history = [];
     this.tool = "draw";
+    this.bright = false; // whether the ground is, and the pen dark
     this.startAnew = false; // whether the first stroke wipes what is there
     this.pen = { x: canvas.width / 2, y: canvas.height / 2, down: false };
     this.forgetChanges();
@@ -35,9 +36,14 @@ class Pad {
     this.thickness = 0;
   }
 
+  /** The colour of the ground, or of the pen. */
+  colour(ground) {
+    return ground === this.bright ? "#fff" : "#000";
+  }
+
   wipe(canvas) {
     const context = canvas.getContext("2d");
-    context.fillStyle = "#000";
+    context.fillStyle = this.colour(true);
     context.fillRect(0, 0, canvas.width, canvas.height);
   }
 
@@ -84,7 +90,7 @@ class Pad {
     this.changed();
   }
 
-  /** Move the centre of mass of what is bright to the middle. */
+  /** Move the centre of mass of what is drawn to the middle. */
   centre() {
     const [channels, height, width] = this.shape;
     const bytes = this.pixels();
@@ -92,9 +98,10 @@ class Pad {
     let x = 0;
     let y = 0;
     for (let place = 0; place < channels * height * width; place++) {
-      mass += bytes[place];
-      x += bytes[place] * (place % width);
-      y += bytes[place] * (Math.floor(place / width) % height);
+      const drawn = this.bright ? 255 - bytes[place] : bytes[place];
+      mass += drawn;
+      x += drawn * (place % width);
+      y += drawn * (Math.floor(place / width) % height);
     }
     if (mass === 0) return;
     this.remember();
@@ -152,7 +159,7 @@ class Pad {
     context.imageSmoothingEnabled = this.angle !== 0;
     context.drawImage(this.base, -width / 2, -height / 2);
     context.setTransform(1, 0, 0, 1, 0, 0);
-    if (this.thickness) this.grow(Math.abs(this.thickness) * 0.4 * this.scale, this.thickness > 0);
+    if (this.thickness) this.grow(Math.abs(this.thickness) * 0.4 * this.scale, this.thickness > 0 !== this.bright);
   }
 
   /** Spread what is bright, or what is dark, by a radius: the image on itself, a little to every side. */
@@ -173,7 +180,7 @@ class Pad {
   stroke(from, to) {
     const unit = Math.max(this.canvas.width, this.canvas.height) / 28;
     const context = this.base.getContext("2d");
-    context.strokeStyle = this.tool === "draw" ? "#fff" : "#000";
+    context.strokeStyle = this.colour(this.tool !== "draw");
     context.lineWidth = unit * (this.tool === "draw" ? 2.3 : 4);
     context.lineCap = "round";
     context.lineJoin = "round";

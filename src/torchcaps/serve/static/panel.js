@@ -182,7 +182,7 @@ class Panel {
       adds: [map.adds_map, `all that adds to ${name}: ${adds}`],
       takes: [map.takes_map, `all that takes from ${name}: ${takes}`],
     };
-    const reach = (...all) => Math.max(1e-12, ...all.flatMap((values) => Array.from(values, Math.abs)));
+    const reach = (...all) => all.reduce((most, values) => values.reduce((far, value) => Math.max(far, Math.abs(value)), most), 1e-12);
     const apart = reach(map.adds_map, map.takes_map); // these two can be compared
     for (const [kind, [values, words]] of Object.entries(maps)) {
       const canvas = this.find(`.map-${kind} canvas`);
@@ -194,8 +194,9 @@ class Panel {
     this.find(".takes b").textContent = takes;
     const total = map.adds + map.takes;
     const squashed = (total * total) / (1 + total * total);
-    this.find(".sum").textContent =
-      `${adds} − ${takes} = ${total.toFixed(2)}. Brought to between 0 and 1, that is the bar's ${squashed.toFixed(2)}.`;
+    const isBar = Math.abs(squashed - this.answer.lengths[map.label]) < 0.01; // not with every routing
+    const bar = isBar ? ` Brought to between 0 and 1, that is the bar's ${squashed.toFixed(2)}.` : "";
+    this.find(".sum").textContent = `${adds} − ${takes} = ${total.toFixed(2)}.${bar}`;
   }
 
   /** Back to the components that the image gave. */

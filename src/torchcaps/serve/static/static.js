@@ -42,7 +42,7 @@ class StaticBackend {
   }
 
   ask(name, ...given) {
-    if (!this.worker) return new Promise((resolve) => setTimeout(() => resolve(this.answer(name, given))));
+    if (!this.worker) return pause(0).then(() => this.answer(name, given));
     const number = ++this.asked;
     return new Promise((resolve, reject) => {
       this.waiting.set(number, { resolve, reject });
@@ -97,11 +97,14 @@ class StaticBackend {
     const scale = 4; // drawn larger and averaged, for the browser's own smoothing is coarse
     const canvas = hiddenCanvas(width * scale, height * scale);
     const context = canvas.getContext("2d");
-    context.fillStyle = fit === "pad" ? "#000" : "#fff";
+    const place = [((width - across) / 2) * scale, ((height - down) / 2) * scale, across * scale, down * scale];
+    context.fillStyle = "#000";
     context.fillRect(0, 0, canvas.width, canvas.height);
+    context.fillStyle = "#fff"; // behind what is transparent
+    context.fillRect(...place);
     context.imageSmoothingEnabled = across !== picture.width || down !== picture.height;
     context.imageSmoothingQuality = "high";
-    context.drawImage(picture, ((width - across) / 2) * scale, ((height - down) / 2) * scale, across * scale, down * scale);
+    context.drawImage(picture, ...place);
     return fromCanvas(canvas, image_shape, scale);
   }
 }
