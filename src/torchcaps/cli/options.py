@@ -137,7 +137,7 @@ def _add_routing_options(group: argparse._ArgumentGroup, option: Option) -> None
         type=_pair,
         metavar="NAME=VALUE",
         default=argparse.SUPPRESS,
-        help="an argument of a routing of your own; may be given several times",
+        help="an argument of the routing, such as regulariser=entropy; may be given several times",
     )
 
 
