@@ -39,12 +39,14 @@ class MedianRouting(Routing):
         self.sharpness = sharpness
 
     def forward(self, votes: Votes, activations: Tensor) -> Capsules:
+        return capsules_from_totals(votes.combine(self.coefficients_for(votes, activations)))
+
+    def coefficients_for(self, votes: Votes, activations: Tensor) -> Tensor:
         dense = votes.dense()  # (B, I, J, E): a median needs all votes at once
         median = dense.median(dim=1, keepdim=True).values
         distance = (dense - median).square().sum(-1)  # (B, I, J)
         closeness = torch.exp(-self.sharpness * distance)
-        coefficients = closeness / closeness.mean(1, keepdim=True)
-        return capsules_from_totals(votes.combine(coefficients))
+        return closeness / closeness.mean(1, keepdim=True)
 
 
 if __name__ == "__main__":

@@ -235,3 +235,27 @@ def test_unknown_names_raise_and_list_the_valid_ones():
         F.discriminative_power(totals, signs, reduction="max")
     with pytest.raises(ValueError, match="'mean' or 'sum'"):
         F.routing_objective(totals, signs, reduction="max")
+
+
+def test_presence_of_two_classes_as_whole_numbers_is_noticed():
+    with pytest.raises(ValueError, match="look like presence"):
+        F.presence(torch.tensor([[0, 0], [1, 0], [1, 1]]), 2)
+    assert F.presence(torch.tensor([[0, 1], [1, 0]]), 2).tolist() == [[1, 1], [1, 1]]
+    assert F.presence(torch.tensor([[0], [0]]), 1).tolist() == [[1], [1]]
+
+
+def test_gradients_image_by_image():
+    activations, labels = torch.rand(5, 3), torch.tensor([0, 1, 2, 0, 1])
+
+    def loss(lengths, label):
+        return F.margin_loss(lengths[None], label[None])
+
+    each = torch.func.vmap(torch.func.grad(loss))(activations, labels)
+    together = torch.func.grad(lambda lengths: 5 * F.margin_loss(lengths, labels))(activations)
+    torch.testing.assert_close(each, together)
+
+
+def test_forward_mode_differentiation_sees_ordinary_operations():
+    with torch.autograd.forward_ad.dual_level():
+        assert not F.runs_eagerly()
+    assert F.runs_eagerly()

@@ -330,6 +330,7 @@ class RoutingAscent(torch.optim.Optimizer):
             raise ValueError("the state has no norms: it is that of an ascent without FixedNorm")
         super().load_state_dict(state_dict)
 
+    @torch.enable_grad()
     def directions(self, capsules: Capsules, labels: Tensor) -> list[Tensor]:
         """∂r/∂b for every layer, for the batch of all processes. The graph of the forward pass is kept.
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = [
     "Capsules",
@@ -54,13 +55,14 @@ class Capsules(NamedTuple):
 
 
 def runs_eagerly() -> bool:
-    """Whether nobody looks on who knows ordinary operations only: the compiler, export, a transform of torch.func, a
-    mode that watches or replaces every operation."""
+    """Whether nobody looks on who knows ordinary operations only: the compiler, export, a transform of torch.func,
+    forward-mode differentiation, a mode that watches or replaces every operation."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
     )
 
 
@@ -132,13 +134,15 @@ def presence(labels: Tensor, classes: int) -> Tensor:
     if rows.device.type == "cpu" and rows.numel() > 0 and runs_eagerly():
         _check_classes(rows, classes)
     shown = torch.zeros(len(rows), classes + 1, device=labels.device)
-    return shown.scatter_(1, rows + 1, 1.0)[:, 1:]  # the first column collects the -1s
+    return shown.scatter(1, rows + 1, 1.0)[:, 1:]  # the first column collects the -1s
 
 
 def _check_classes(rows: Tensor, classes: int) -> None:
     if not -1 <= int(rows.min()) <= int(rows.max()) < classes:
         raise ValueError(f"labels must be class numbers from 0 to {classes - 1}, not {rows.min()} to {rows.max()}")
-    if rows.shape[1] == classes > 2 and bool(((rows == 0) | (rows == 1)).all()):
+    if rows.shape[1] != classes or not bool(((rows == 0) | (rows == 1)).all()):
+        return
+    if classes > 2 or (classes == 2 and bool((rows[:, 0] == rows[:, 1]).any())):  # 0, 1 may mean both classes
         raise ValueError(
             f"labels (B, {classes}) of zeros and ones look like presence: give them as floats or truth values"
         )

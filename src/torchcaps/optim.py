@@ -53,22 +53,30 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
 
     ``outputs`` are the axes that count as rows of the matrix; all others are its columns. They are the first axes, or
     the last. Of more than 256 rows, those of several blocks are made orthogonal, so that many classes do not cost their
-    square. The scale √(max(1, rows / columns)) gives each output the same change whatever the shape.
+    square. The scale √(max(1, rows / columns)) of a block gives each output the same change whatever the shape.
     """
     _check_outputs(outputs, update.ndim)
     dtype, update = update.dtype, at_least_float32(update)
     rows = math.prod(update.shape[axis] for axis in outputs)
     blocks = -(-rows // LARGEST_BLOCK)
+    columns = update.numel() // max(1, rows)
     if sorted(outputs) == list(range(len(outputs))):
-        parts = [orthogonaliser(part @ part.T, steps=steps) @ part for part in update.reshape(rows, -1).chunk(blocks)]
+        parts = [
+            _scaled(orthogonaliser(part @ part.T, steps=steps) @ part, len(part), columns)
+            for part in update.reshape(rows, -1).chunk(blocks)
+        ]
         result = parts[0] if blocks == 1 else torch.cat(parts)
     else:
         parts = [
-            part @ orthogonaliser(part.T @ part, steps=steps) for part in update.reshape(-1, rows).chunk(blocks, dim=1)
+            _scaled(part @ orthogonaliser(part.T @ part, steps=steps), part.shape[1], columns)
+            for part in update.reshape(-1, rows).chunk(blocks, dim=1)
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts, dim=1)
-    result *= math.sqrt(max(1.0, rows * rows / update.numel()))
     return result.view(update.shape).to(dtype)
+
+
+def _scaled(block: Tensor, rows: int, columns: int) -> Tensor:
+    return block.mul_(math.sqrt(max(1.0, rows / max(1, columns))))
 
 
 def _check_outputs(outputs: Sequence[int], axes: int) -> None:
@@ -89,7 +97,7 @@ class Muon(torch.optim.Optimizer):
         params: parameter groups; a group's ``outputs`` is a tuple of axes, or None for Adam.
         lr: learning rate of the groups that name none.
         momentum: of the running mean of the gradients.
-        weight_decay: fraction of a weight, times the learning rate, that a step takes away.
+        weight_decay: fraction of a weight, times the learning rate, that a step takes away; Adam's biases keep theirs.
         betas, eps: Adam's.
 
     >>> layer = nn.Linear(8, 4)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from torchcaps.layers.decoder import Decoder
@@ -38,3 +39,11 @@ def test_a_label_of_minus_one_draws_from_no_capsule():
     for image, place in [(0, 1), (1, 0), (1, 1)]:
         torch.testing.assert_close(drawn[image, place], nothing)
     assert not torch.allclose(drawn[0, 0], nothing)
+
+
+def test_no_images_and_presence():
+    decoder = Decoder(4, 3, (1, 5, 5))
+    for labels in (torch.zeros(0, dtype=torch.long), torch.zeros(0, 2, dtype=torch.long)):
+        assert decoder(torch.randn(0, 4, 3), labels).shape == (0, labels.shape[1] if labels.ndim == 2 else 1, 1, 5, 5)
+    with pytest.raises(ValueError, match="not presence"):
+        decoder(torch.randn(2, 4, 3), torch.eye(4)[:2])

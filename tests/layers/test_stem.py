@@ -68,3 +68,16 @@ def test_maps_over_pixels_keep_their_sums():
     spread = front.over_pixels(maps.abs())
     assert spread.min() >= 0  # what adds everywhere takes nowhere
     torch.testing.assert_close(spread.sum((1, 2)), maps.abs().sum((1, 2)), rtol=1e-3, atol=1e-3)
+
+
+def test_a_place_is_shown_where_its_field_is():
+    front = StemCapsules((3, 64, 64), SmallStem((3, 64, 64)))
+    rows, columns = front.map_shape[:2]
+    for row, column in ((0, 0), (rows - 1, 0), (rows // 2, columns // 2)):
+        maps = torch.zeros(1, rows, columns)
+        maps[0, row, column] = 1
+        top, left, side = front.field(row, column)
+        spread = front.over_pixels(maps)[0]
+        pixels = torch.arange(64) + 0.5
+        centre = float((spread.sum(1) * pixels).sum()), float((spread.sum(0) * pixels).sum())
+        assert centre == pytest.approx((top + side / 2, left + side / 2), abs=3)

@@ -254,3 +254,8 @@ def test_an_image_does_not_depend_on_its_neighbours():
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         EMRouting(**settings)
+
+
+def test_shapes_can_be_found_on_the_meta_device():
+    layer = CapsuleLayer(6, 4, 3, 4, EMRouting()).to("meta")
+    assert layer(torch.empty(2, 6, 4, device="meta"), torch.empty(2, 6, device="meta")).poses.shape == (2, 3, 4)

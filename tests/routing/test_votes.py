@@ -35,6 +35,24 @@ def test_combine_is_the_weighted_sum(coefficients):
     torch.testing.assert_close(dense.combine(coefficients), expected)
 
 
+@pytest.mark.parametrize("shape", [(1, J), (I, 1), (1, 1), (1, I, J), (B, 1, J), (B, I, 1)])
+def test_coefficients_that_broadcast_have_their_gradients(shape):
+    linear, dense = pair()
+    coefficients = torch.randn(shape).double().requires_grad_()
+    gradients = [
+        torch.autograd.grad(votes.combine(coefficients).square().sum(), coefficients)[0] for votes in (linear, dense)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_sum_for_one_image_may_be_changed_in_place():
+    poses, weight = torch.randn(1, I, D).requires_grad_(), torch.randn(I, D, J, E)
+    totals = LinearVotes(poses, weight).combine(torch.rand(1, I, J))
+    totals += 1
+    totals.sum().backward()
+    assert poses.grad is not None
+
+
 def test_agreement_is_the_inner_product():
     linear, dense = pair()
     outputs = torch.randn(B, J, E, dtype=torch.float64)

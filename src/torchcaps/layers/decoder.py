@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from torchcaps.functional import presence
@@ -49,7 +50,9 @@ class Decoder(nn.Module):
         B, J, _ = poses.shape
         if labels.ndim not in (1, 2) or labels.shape[0] != B:
             raise ValueError(f"labels must be ({B},) or ({B}, K), not {tuple(labels.shape)}")
-        labels = labels.view(B, -1)
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError("labels must be the numbers of the classes to draw, not presence")
+        labels = labels[:, None] if labels.ndim == 1 else labels
         K = labels.shape[1]
         masks = presence(labels.reshape(B * K), J).view(B, K, J, 1).to(poses.dtype)
         masked = masks * poses[:, None]  # (B, K, J, E)

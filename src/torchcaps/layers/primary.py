@@ -115,8 +115,9 @@ class ImageCapsules(nn.Module):
         return self.STRIDE * row - margin, self.STRIDE * column - margin, side
 
     def over_pixels(self, maps: Tensor) -> Tensor:
-        """Spread numbers of the map's places over the pixels they come from: (N, H', W') -> (N, H, W), the same sums.
+        """Spread numbers of the map's places over the pixels they come from: (N, H', W') -> (N, H, W).
 
+        The sums stay, but for what lies on the padding.
         A pixel's share in a place is the number of ways that lead from it to there through both kernels.
         """
         kernel = self.first.kernel_size[0]

@@ -126,8 +126,9 @@ class StemCapsules(nn.Module):
 
     def over_pixels(self, maps: Tensor) -> Tensor:
         """Spread numbers of the map's places smoothly over the image: (N, h, w) -> (N, H, W), the same sums."""
+        kernel = self.primary.conv.kernel_size[0]
         down, across = (
-            _shares(places, pixels).to(maps) for places, pixels in zip(maps.shape[1:], self.image_shape[1:])
+            _shares(places, pixels, kernel).to(maps) for places, pixels in zip(maps.shape[1:], self.image_shape[1:])
         )
         return down.mT @ maps @ across
 
@@ -137,10 +138,14 @@ class StemCapsules(nn.Module):
         return capsules
 
 
-def _shares(places: int, pixels: int) -> Tensor:
-    """What part of a place's number each pixel of a line gets, falling to both sides: (places, pixels)."""
-    weights = F.interpolate(torch.eye(places)[None], pixels, mode="linear", align_corners=False)[0]
-    return weights / weights.sum(1, keepdim=True).clamp_min(1e-6)
+def _shares(places: int, pixels: int, kernel: int) -> Tensor:
+    """What part of a place's number each pixel of a line gets, falling to both sides: (places, pixels).
+
+    A place sees ``kernel`` neighbouring cells of the map that the stem makes.
+    """
+    cells = F.interpolate(torch.eye(places + kernel - 1)[None], pixels, mode="linear", align_corners=False)[0]
+    cells = cells / cells.sum(1, keepdim=True).clamp_min(1e-6)
+    return cells.unfold(0, kernel, 1).mean(-1)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 The votes û_j|i = W_ij u_i of a batch are a (B, I, J, E) tensor: 94 MB for the paper's MNIST network, 9.4 GB
 with a thousand classes. Both things a routing does with them are matrix products per output capsule, so a
 loop over output capsules needs the memory of one; and with coefficients that all images share, the sum of the
-votes is one product with the folded weights. The backward passes rebuild what they need instead of keeping it.
+votes is one product with the folded weights. The backward passes make the votes again instead of keeping them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _WeightedVoteSum(torch.autograd.Function):
         sums = planes.new_empty(len(matrices), len(planes), matrices.shape[2])  # (J, B, E)
         for j, matrix in enumerate(matrices):
             torch.mm((planes * coefficients[:, None, :, j]).flatten(1), matrix, out=sums[j])
-        return sums.transpose(0, 1).contiguous()
+        return sums.transpose(0, 1).clone(memory_format=torch.contiguous_format)  # for one image, too, no view
 
     @staticmethod
     @once_differentiable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, final
@@ -68,7 +69,7 @@ def em_capsules_and_weights(
     """
     outside = torch.promote_types(votes.dtype, beta_a.dtype)
     inside = torch.promote_types(outside, torch.float32)
-    with torch.autocast(votes.device.type, enabled=False):
+    with _full_precision(votes):
         # Input capsules go last: sums over them, and over E, are then matrix products without temporaries.
         votes = votes.movedim(-3, -1).to(inside).contiguous()  # (..., I, J, E) -> (..., J, E, I)
         log_activations = activations.to(inside).clamp_min(FAINTEST).log().unsqueeze(-2)  # (..., 1, I)
@@ -139,7 +140,7 @@ class _Statistics(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         votes, weights, means, variances = ctx.saved_tensors
-        with torch.autocast(votes.device.type, enabled=False):
+        with _full_precision(votes):
             grad_means, grad_variances, grad_distances = (grad.unsqueeze(-1) for grad in grads)
             means, variances = means.unsqueeze(-1), variances.unsqueeze(-1)  # (..., J, E, 1)
             inverse = variances.rsqrt()
@@ -155,6 +156,12 @@ class _Statistics(torch.autograd.Function):
             grad_votes = torch.matmul(left, right, out=squares).mul_(scores)
             grad_votes += torch.matmul(grad_means, weights.unsqueeze(-2), out=scores)
         return grad_votes, grad_weights.squeeze(-2), None
+
+
+def _full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Without autocast, which the meta device does not know."""
+    device = tensor.device.type
+    return contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 @final

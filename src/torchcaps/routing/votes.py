@@ -69,7 +69,7 @@ class DenseVotes(Votes):
 
 
 class LinearVotes(Votes):
-    """Votes û_j|i = W_ij u_i, kept as the poses u (B, I, D) and the weights W (I, D, J, E)."""
+    """Votes û_j|i = W_ij u_i, kept as the poses u (B, I, D) and the weights W (I, D, J, E), for one forward pass."""
 
     def __init__(self, poses: Tensor, weight: Tensor) -> None:
         self._poses = poses
@@ -88,7 +88,9 @@ class LinearVotes(Votes):
         if not isinstance(coefficients, Tensor):
             totals = (self._poses.flatten(1) @ self._weight.reshape(I * D, J * E)).view(-1, J, E)
             return totals if coefficients == 1.0 else coefficients * totals
-        traced = self._traced()
+        B = self._poses.shape[0]
+        coefficients = coefficients.expand((I, J) if coefficients.ndim == 2 else (B, I, J))
+        traced = self._ordinary_only()
         if coefficients.ndim == 3:
             if traced:
                 return DenseVotes(self.dense()).combine(coefficients)
@@ -98,7 +100,7 @@ class LinearVotes(Votes):
         return LinearVotes(self._poses, folded).combine(1.0)
 
     def agreement(self, poses: Tensor) -> Tensor:
-        if self._traced():
+        if self._ordinary_only():
             return DenseVotes(self.dense()).agreement(poses)
         return vote_agreement(*self._by_output, poses)
 
@@ -107,7 +109,7 @@ class LinearVotes(Votes):
         with torch.enable_grad():  # whoever asks first may do without gradients, and the next one not
             return by_output(self._poses, self._weight)
 
-    def _traced(self) -> bool:
+    def _ordinary_only(self) -> bool:
         """Whether only ordinary operations will do."""
         device = self._poses.device.type
         return not functional.runs_eagerly() or device == "meta" or torch.is_autocast_enabled(device)
