@@ -17,7 +17,7 @@ from torchcaps.atomic import write_atomically
 from torchcaps.data.datasets import DataSet
 from torchcaps.data.splits import Split
 from torchcaps.models.files import BOX
-from torchcaps.trained.run import SAMPLES, TrainedRun
+from torchcaps.trained.run import SAMPLES_FILE, TrainedRun
 from torchcaps.trained.scores import score
 from torchcaps.training.files import to_yaml
 
@@ -37,7 +37,7 @@ def main() -> None:
     smaller = TrainedRun(out)
     plan = smaller.plan(data_folder=arguments.data_dir)
     right = score([smaller.network], plan.data.test, augmentation=plan.augmentation).right
-    write_atomically(out / SAMPLES, samples(plan.data, (~right).nonzero().flatten()))
+    write_atomically(out / SAMPLES_FILE, samples(plan.data, (~right).nonzero().flatten()))
     config = smaller.folder.config()
     anywhere = config.replace(data=config.data.replace(folder=None), run=config.run.replace(out=None))
     write_atomically(smaller.folder.config_file, to_yaml(anywhere).encode())

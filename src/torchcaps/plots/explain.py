@@ -117,7 +117,7 @@ def capsule_types(network: Network, image: Tensor, label: int, exciting: Excitin
     _colour_bar(figure, [axes for row in grid for axes in row], reach)
     whole = float(explained.lengths[0, label])
     name = plain(network.classes[label], 30)
-    head = f"what the strongest types add to the length {whole:.2f} of {name} before the squash"
+    head = f"what the strongest types add to the total of {name}, of length {whole:.2f}"
     figure.suptitle("\n".join(line for line in (plain(title, 80), head) if line), size=10)
     return figure
 

@@ -15,7 +15,7 @@ from torchcaps.errors import UserError
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.result import RunResult
 
-COLUMNS = ("run", "test error", "validation", "images seen", "numbers", "images/s", "minutes")
+COLUMNS = ("run", "test error", "validation", "images seen", "parameters", "images/s", "minutes")
 
 
 @dataclass(frozen=True)

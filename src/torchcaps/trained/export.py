@@ -93,7 +93,7 @@ def export(
     path = Path(path)
     folded = network.folded().cpu().float()
     folded.decoder = folded.decoder if to == "safetensors" else None
-    rounded = _rounded(folded, precision)
+    stored = _rounded(folded, precision)
     real = images is not None
     tried = _random_images(network) if images is None else images.cpu().float()
     if tuple(tried.shape[1:]) != network.image_shape or not len(tried):
@@ -108,7 +108,7 @@ def export(
         except RuntimeError as error:  # of torch's own writer
             raise UserError(f"Cannot write to {path.parent}. Choose another folder.") from error
         answer = READERS[to](unchecked, folded)
-        original, expected = _answers(folded)(tried), _answers(rounded)(tried)
+        original, expected = _answers(folded)(tried), _answers(stored)(tried)
         # One image by itself and the rest in one go: the number of images must not matter.
         got = [torch.cat(parts) for parts in zip(*(answer(part) for part in (tried[:1], tried[1:]) if len(part)))]
         off = _difference(got, expected)

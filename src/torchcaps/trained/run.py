@@ -36,7 +36,7 @@ from torchcaps.training.plan import Plan
 from torchcaps.training.result import RunResult
 
 PRUNING = "pruning.json"
-SAMPLES = "samples.npz"
+SAMPLES_FILE = "samples.npz"
 """A few images of a run's data, for where the rest is not."""
 CHECKED_IMAGES = 64
 """Test images that an exported network is compared on."""
@@ -130,7 +130,7 @@ class TrainedRun:
         try:
             data = load_data(self.config(data_folder=data_folder).data, download=False)
         except UserError:
-            samples = self.folder.path / SAMPLES
+            samples = self.folder.path / SAMPLES_FILE
             if not samples.is_file():
                 raise
             data = load_data(f"npz:{samples}")
