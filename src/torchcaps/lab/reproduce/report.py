@@ -307,17 +307,18 @@ def _summary(comparisons: Sequence[Comparison]) -> str:
         if name == "dr":
             against = [comparison for comparison in against if not comparison.method.method.startswith("uniform")]
         several = [comparison.verdict for comparison in against if len(comparison.seeds) > 1]
-        lines.append(
-            f"- Discriminative routing against {title}: {len(against)} comparisons, {len(several)} of them over "
-            f"several seeds, in which it is better {several.count('better')} and worse {several.count('worse')} times; "
-            "single runs decide nothing."
+        outcome = f"it is better {several.count('better')} and worse {several.count('worse')} times"
+        told = (
+            f"{outcome} (comparisons over several seeds: {len(several)})" if several else "nothing over several seeds"
         )
+        lines.append(f"- Discriminative routing against {title}: {told}; single runs decide nothing.")
     known = [(comparison, published) for comparison in comparisons if (published := comparison.published) is not None]
     inside = sum(abs(published - comparison.mean) <= comparison.interval for comparison, published in known)
-    lines.append(
-        f"- The difference that the paper reports lies within the interval measured here in {inside} of {len(known)} "
-        "cases. Where it does, the runs neither confirm nor contradict it."
-    )
+    if known:
+        lines.append(
+            "- The difference that the paper reports lies within the interval measured here in "
+            f"{inside} of {len(known)} cases. Where it does, the runs neither confirm nor contradict it."
+        )
     return "\n".join(lines)
 
 
@@ -331,6 +332,8 @@ def _changes(column: Column) -> str:
         }
         return ", ".join(f"`{name}` {_value(value)}" for name, value in kept.items())
     changes = differences(settings, column.benchmark, column.method)
+    if METHODS[column.method].routing not in ("l2", "l1"):  # nothing ascends
+        changes = {name: change for name, change in changes.items() if not name.startswith("ascent.")}
     return ", ".join(f"`{name}` {_value(old)} → {_value(new)}" for name, (old, new) in changes.items()) or "none"
 
 
