@@ -78,9 +78,9 @@ def test_pictures_and_tables_follow_no_links(place, words, capsys):
 
 
 def test_what_is_no_file_is_not_replaced(place, capsys):
-    os.mkfifo(place / "pipe")
-    assert "is not a file" in refused(capsys, "export", "run", "--to", "safetensors", "--out", "pipe")
-    assert stat.S_ISFIFO((place / "pipe").lstat().st_mode)
+    os.mkfifo(place / "pipe.safetensors")
+    assert "is not a file" in refused(capsys, "export", "run", "--to", "safetensors", "--out", "pipe.safetensors")
+    assert stat.S_ISFIFO((place / "pipe.safetensors").lstat().st_mode)
 
 
 def test_a_run_that_cannot_be_made_longer_stays_what_it_was(place, capsys):
