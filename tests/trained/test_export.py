@@ -211,8 +211,9 @@ def test_choices_and_places_are_checked(tmp_path, monkeypatch):
         export(network, tmp_path / "m", to="pt2", precision="int4")
     with pytest.raises(ValueError, match="images must have shape"):
         export(network, tmp_path / "m", to="pt2", images=torch.rand(1, 1, 5, 5))
-    with pytest.raises(UserError, match="Cannot write to"):
-        export(network, tmp_path / "nowhere" / "m.safetensors", to="safetensors")
+    for to in ("safetensors", "pt2"):
+        with pytest.raises(UserError, match="Cannot write to"):
+            export(network, tmp_path / "nowhere" / f"m.{to}", to=to)
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"pip install 'torchcaps\[export\]'"):
         export(network, tmp_path / "m.onnx")

@@ -99,14 +99,14 @@ def export(
     if tuple(tried.shape[1:]) != network.image_shape or not len(tried):
         raise ValueError(f"images must have shape (B, {', '.join(map(str, network.image_shape))})")
     check_replaceable(path)
+    if not path.parent.is_dir():
+        raise UserError(f"Cannot write to {path.parent}: there is no such folder. Choose another.")
     unchecked = path.with_name(f".{secrets.token_hex(8)}.part{FORMATS[to]}")  # no link can wait there
     try:
         try:
             WRITERS[to](folded, unchecked, precision, metadata(network, precision))
         except OSError as error:
             raise UserError(f"Cannot write to {path.parent}: {error.strerror}. Choose another folder.") from error
-        except RuntimeError as error:  # of torch's own writer
-            raise UserError(f"Cannot write to {path.parent}. Choose another folder.") from error
         answer = READERS[to](unchecked, folded)
         original, expected = _answers(folded)(tried), _answers(stored)(tried)
         # One image by itself and the rest in one go: the number of images must not matter.
