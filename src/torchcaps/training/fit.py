@@ -364,7 +364,10 @@ class _Run:
             raise UserError(
                 f"The processes found different checkpoints, one of step {step}: give a folder that all of them see."
             )
-        if self.fabric.is_global_zero and (damaged := self.folder.forget_metrics_after(step)):
+        if not self.fabric.is_global_zero:
+            return step
+        self.folder.forget_best_after(step)
+        if damaged := self.folder.forget_metrics_after(step):
             self.display.say(f"{damaged} damaged row(s) of metrics.csv were dropped.")
         return step
 

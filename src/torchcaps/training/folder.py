@@ -159,6 +159,12 @@ class RunFolder:
         for path in paths[: len(paths) - kept]:
             path.unlink()
 
+    def forget_best_after(self, step: int) -> None:
+        """Remove the best states of steps that a resumed run will take again: it may not find them as good."""
+        for path in self.path.glob("best-*.safetensors"):
+            if path.name > self.best(step).name:
+                path.unlink()
+
     def append_metrics(self, row: Mapping[str, object]) -> None:
         if not self.metrics.exists():
             append_line(self.metrics, ",".join(COLUMNS))
