@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchcaps
 from torchcaps import CapsuleLayer, CapsuleNetwork, DynamicRouting, EMRouting, L2Routing, LearnedRouting, RoutingAscent
-from torchcaps.ascent import FixedNorm, GroupPenalty, L1Penalty
+from torchcaps.ascent import FixedNorm, GroupPenalty, L1Penalty, Objective, Penalty
+from torchcaps.errors import UserError
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.layers.matrix import ConvMatrixCapsules
 from torchcaps.models.cnn import ConvolutionalNetwork
@@ -26,6 +28,7 @@ from torchcaps.optim import Muon, orthogonalised, parameter_groups
 from torchcaps.routing import Routing
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.storage import read_tensors, write_tensors
+from torchcaps.testing import check_routing
 
 IMAGES, LABELS = torch.rand(6, 1, 20, 20), torch.tensor([0, 1, 2, 3, 0, 1])
 LENGTHS = torch.rand(6, 4)
@@ -300,7 +303,7 @@ def test_without_a_number_of_classes_there_is_no_decoder(kind: str) -> None:
 def test_a_network_of_another_kind_is_not_taken_for_this_one(tmp_path) -> None:
     pytest.importorskip("huggingface_hub")
     torchcaps.create_model("cnn", classes=4, conv_channels=8, second_channels=8).save_pretrained(tmp_path / "cnn")
-    with pytest.raises(torchcaps.errors.UserError, match="ConvolutionalNetwork"):
+    with pytest.raises(UserError, match="ConvolutionalNetwork"):
         CapsuleNetwork.from_pretrained(tmp_path / "cnn")
 
 
@@ -416,3 +419,123 @@ def test_too_little_memory_is_not_taken_for_a_missing_graph(monkeypatch: pytest.
 def test_modules_are_attributes_of_the_package() -> None:
     code = "import torchcaps; torchcaps.functional.squash; assert not hasattr(torchcaps, 'nothing')"
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_what_was_changed_on_a_routing_is_saved(tmp_path: Path) -> None:
+    network = small_network(routing=torchcaps.DynamicRouting(iterations=np.int64(2)))
+    network.save(tmp_path / "as-made.safetensors")
+    assert torchcaps.load(tmp_path / "as-made.safetensors").layers[0].routing.iterations == 2
+    network.layers[0].routing.iterations = 1
+    network.save(tmp_path / "changed.safetensors")
+    assert torchcaps.load(tmp_path / "changed.safetensors").layers[0].routing.iterations == 1
+
+
+def test_arguments_that_a_routing_keeps_converted_are_saved_as_given(tmp_path: Path) -> None:
+    class Turned(Routing):
+        def __init__(self, *, degrees: float = 30.0) -> None:
+            super().__init__()
+            self.degrees = degrees / 57.3
+
+        def forward(self, votes, activations):
+            return torchcaps.functional.capsules_from_totals(votes.combine(self.degrees))
+
+    network = small_network(routing=Turned(degrees=60.0))
+    network.save(tmp_path / "model.safetensors")
+    assert torchcaps.load(tmp_path / "model.safetensors", routing=Turned).layers[0].routing.degrees == 60 / 57.3
+
+
+def test_double_precision_is_stored_as_single(tmp_path: Path) -> None:
+    sizes = []
+    for network in (small_network(), small_network().double()):
+        network.save(tmp_path / "model.safetensors")
+        sizes.append((tmp_path / "model.safetensors").stat().st_size)
+    assert sizes[0] == sizes[1]
+
+
+def test_integers_that_look_like_one_hot_labels_of_two_classes() -> None:
+    lengths = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
+    with pytest.raises(ValueError, match="look like presence"):
+        torchcaps.margin_loss(lengths, torch.tensor([[1, 0], [0, 1]]))
+    assert torchcaps.margin_loss(lengths, torch.tensor([[0, 1], [0, 1]])) > 0  # both classes
+
+
+def test_an_ascent_takes_no_state_of_other_coefficients() -> None:
+    def ascent(inputs: int) -> RoutingAscent:
+        return RoutingAscent(torchcaps.CapsuleLayer(inputs, 4, 3, 4), constraint=FixedNorm())
+
+    state = ascent(16).state_dict()
+    ascent(16).load_state_dict(state)
+    other = RoutingAscent(torchcaps.CapsuleLayer(16, 4, 5, 4), constraint=FixedNorm())
+    with pytest.raises(ValueError, match="other coefficients"):
+        other.load_state_dict(state)
+
+
+def test_an_ascent_has_the_coefficients_of_its_network_and_no_others() -> None:
+    ascent = RoutingAscent(torchcaps.CapsuleLayer(6, 4, 3, 4))
+    with pytest.raises(RuntimeError, match="make a new RoutingAscent"):
+        ascent.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
+
+
+def test_moving_along_directions_counts_as_a_step(recwarn: pytest.WarningsRecorder) -> None:
+    layer = torchcaps.CapsuleLayer(6, 4, 3, 4)
+    ascent = RoutingAscent(layer)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(ascent, T_max=10)
+    ascent.move(ascent.directions(layer(torch.rand(2, 6, 4)), torch.tensor([0, 1])))
+    schedule.step()
+    assert not recwarn.list
+
+
+def test_weights_of_an_objective_have_the_shape_of_its_labels() -> None:
+    class Wrong(Objective):
+        def weights(self, totals, shown, reduce):
+            return shown[:, :1, None] * shown
+
+    layer = torchcaps.CapsuleLayer(6, 4, 3, 4)
+    with pytest.raises(ValueError, match=r"weights must be \(2, 3\), not \(2, 2, 3\)"):
+        RoutingAscent(layer, objective=Wrong()).step(layer(torch.rand(2, 6, 4)), torch.tensor([0, 1]))
+
+
+def test_a_mistake_in_a_penalty_is_told_as_it_is() -> None:
+    class Forgetful(Penalty):
+        def value(self, coefficients):
+            return coefficients.square()
+
+    layer = torchcaps.CapsuleLayer(6, 4, 3, 4)
+    with pytest.raises(RuntimeError, match="scalar outputs"):
+        RoutingAscent(layer, penalty=Forgetful()).step(layer(torch.rand(2, 6, 4)), torch.tensor([0, 1]))
+
+
+def test_muon_comes_to_rest_without_gradients() -> None:
+    weight = nn.Parameter(torch.randn(16, 64))
+    optimizer = Muon([{"params": [weight], "outputs": (0,)}], lr=0.01)
+    weight.grad = torch.full_like(weight, 1e-3)
+    optimizer.step()
+    weight.grad = torch.zeros_like(weight)
+    for _ in range(1000):
+        optimizer.step()
+    before = weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), before, rtol=0, atol=1e-5)
+
+
+def test_the_contract_wants_a_class() -> None:
+    with pytest.raises(TypeError, match="give the class"):
+        check_routing(torchcaps.UniformRouting())
+
+
+def test_the_contract_finds_coefficients_that_are_not_those_of_the_sum() -> None:
+    class Liar(Routing):
+        def forward(self, votes, activations):
+            return torchcaps.functional.capsules_from_totals(votes.combine(0.5))
+
+        def coefficients_for(self, votes, activations):
+            return -3.0
+
+    with pytest.raises(AssertionError, match="contract on coefficients"):
+        check_routing(Liar, only=["coefficients"])
+
+
+def test_loading_a_network_does_not_import_the_compiler() -> None:
+    code = "import sys, torchcaps; torchcaps.pretrained(); print('torch._dynamo' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

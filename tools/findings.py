@@ -124,7 +124,7 @@ def wrong_labels(arguments: argparse.Namespace) -> None:
 
 
 def collected(arguments: argparse.Namespace) -> None:
-    results = Results()
+    results = Results.read(arguments.out)
     for experiment in ("labels", "noise"):
         found = collect(arguments.runs / experiment, experiment=experiment)
         for key, row in found.rows.items():

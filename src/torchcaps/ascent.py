@@ -289,7 +289,8 @@ class RoutingAscent(torch.optim.Optimizer):
         if rule not in ("plain", "adam"):
             raise ValueError(f"rule must be 'plain' or 'adam', not {rule!r}")
         self.objective = objective or Difference()
-        self.penalties = [penalty or _own_penalty(routing) for routing in routings]
+        kinds = {"l2": L2Penalty, "l1": L1Penalty}
+        self.penalties = [penalty or kinds[routing.penalty](routing.strength) for routing in routings]
         if rule == "adam" and any(map(_is_proximal, self.penalties)):
             raise ValueError("a proximal penalty goes with plain steps only: Adam rescales them")
         self.constraint = constraint
@@ -305,6 +306,12 @@ class RoutingAscent(torch.optim.Optimizer):
         """All of it, so that it can be copied together with its network."""
         own = {name: getattr(self, name) for name in ("objective", "penalties", "constraint", "rule", "reduce")}
         return {**super().__getstate__(), **own}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not for callers: the coefficients are those of the network."""
+        if self.param_groups:
+            raise RuntimeError("the coefficients are those of the network: make a new RoutingAscent for another one")
+        super().add_param_group(param_group)
 
     @property
     def coefficients(self) -> list[Tensor]:
@@ -328,6 +335,15 @@ class RoutingAscent(torch.optim.Optimizer):
         states = [state_dict["state"].get(number, {}) for number in range(len(self.coefficients))]
         if self.constraint is not None and not all("norm" in state for state in states):
             raise ValueError("the state has no norms: it is that of an ascent without FixedNorm")
+        for number, (state, coefficients) in enumerate(zip(states, self.coefficients)):
+            fitting = {"norm": self.state[coefficients]["norm"].shape} if self.constraint is not None else {}
+            fitting |= dict.fromkeys(("exp_avg", "exp_avg_sq"), coefficients.shape)
+            for name in fitting.keys() & state.keys():
+                if state[name].shape != fitting[name]:
+                    raise ValueError(
+                        f"the state of layer {number} is that of other coefficients: {name} has shape "
+                        f"{tuple(state[name].shape)}, not {tuple(fitting[name])}"
+                    )
         super().load_state_dict(state_dict)
 
     @torch.enable_grad()
@@ -345,6 +361,8 @@ class RoutingAscent(torch.optim.Optimizer):
         totals = at_least_float32(capsules.totals)
         shown = classes_shown(labels, totals).to(totals.dtype)
         weights = self.objective.weights(totals.detach(), shown, self.reduce)
+        if weights.shape != shown.shape:
+            raise ValueError(f"the objective's weights must be {tuple(shown.shape)}, not {tuple(weights.shape)}")
         # Penalties have variables of their own, or coefficients that the capsules do not depend on would follow them.
         penalised = [coefficients.detach().requires_grad_() for coefficients in self.coefficients]
         values = [penalty.value(coefficients) for penalty, coefficients in zip(self.penalties, penalised)]
@@ -354,9 +372,9 @@ class RoutingAscent(torch.optim.Optimizer):
                 objective, [*self.coefficients, *penalised], retain_graph=True, allow_unused=True
             )
         except RuntimeError as error:
-            if "memory" in str(error):
-                raise
-            raise RuntimeError(NO_GRAPH) from error
+            if any(words in str(error) for words in ("second time", "inplace operation", "does not require grad")):
+                raise RuntimeError(NO_GRAPH) from error
+            raise
         ascending, held_back = gradients[: len(penalised)], gradients[len(penalised) :]
         if any(gradient is None for gradient in ascending):
             raise RuntimeError(NO_GRAPH)
@@ -377,7 +395,13 @@ class RoutingAscent(torch.optim.Optimizer):
     @torch.no_grad()
     def move(self, directions: Sequence[Tensor]) -> None:
         """One step of all coefficients along directions found earlier."""
+        self._opt_called = True  # by which schedules tell that there was a step
         for layer, (coefficients, direction) in enumerate(zip(self.coefficients, directions, strict=True)):
+            if coefficients.dtype not in (torch.float32, torch.float64):
+                raise TypeError(
+                    f"coefficients in {coefficients.dtype} would not follow small steps: keep the network in float32, "
+                    "and use autocast"
+                )
             state = self.state[coefficients]
             if self.rule == "adam":
                 _adam_ascent(coefficients, direction, state, self.gamma)
@@ -401,10 +425,6 @@ def _over_processes(tensor: Tensor) -> Tensor:
     total = tensor.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
-
-
-def _own_penalty(routing: DiscriminativeRouting) -> Penalty:
-    return (L2Penalty if routing.penalty == "l2" else L1Penalty)(routing.strength)
 
 
 def _is_proximal(penalty: Penalty) -> bool:

@@ -27,7 +27,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     # A name of its own: two processes that write the same file must not finish each other's.
     unfinished = path.parent / f".{secrets.token_hex(8)}{UNFINISHED}"
     try:
-        with os.fdopen(_create(unfinished), "wb") as file:
+        with unfinished.open("xb") as file:  # "x": never through a link of that name
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -53,11 +53,6 @@ def check_replaceable(path: Path) -> None:
     """Only files and links are replaced: not what is a device, a pipe or a folder."""
     if os.path.lexists(path) and not (path.is_symlink() or stat.S_ISREG(path.lstat().st_mode)):
         raise UserError(f"{path} is there, and is not a file: choose another name.")
-
-
-def _create(path: Path) -> int:
-    """A new file, opened for writing. A link of that name is not followed."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def sync_folder(folder: Path) -> None:

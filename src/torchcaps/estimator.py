@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from rich.console import Console
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
+
+from torchcaps.errors import UserError
+
+try:
+    from rich.console import Console
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_array, check_is_fitted, check_X_y
+except ImportError as error:
+    raise UserError("The estimator needs more packages than the library: pip install 'torchcaps[train]'.") from error
 
 from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import DataSet

@@ -137,15 +137,16 @@ def presence(labels: Tensor, classes: int) -> Tensor:
     return shown.scatter(1, rows + 1, 1.0)[:, 1:]  # the first column collects the -1s
 
 
+LIKE_PRESENCE = "labels (B, {classes}) of zeros and ones look like presence: give them as floats or truth values"
+
+
 def _check_classes(rows: Tensor, classes: int) -> None:
     if not -1 <= int(rows.min()) <= int(rows.max()) < classes:
         raise ValueError(f"labels must be class numbers from 0 to {classes - 1}, not {rows.min()} to {rows.max()}")
     if rows.shape[1] != classes or not bool(((rows == 0) | (rows == 1)).all()):
         return
     if classes > 2 or (classes == 2 and bool((rows[:, 0] == rows[:, 1]).any())):  # 0, 1 may mean both classes
-        raise ValueError(
-            f"labels (B, {classes}) of zeros and ones look like presence: give them as floats or truth values"
-        )
+        raise ValueError(LIKE_PRESENCE.format(classes=classes))
 
 
 def classes_shown(labels: Tensor, capsules: Tensor) -> Tensor:
@@ -153,6 +154,10 @@ def classes_shown(labels: Tensor, capsules: Tensor) -> Tensor:
     if not (isinstance(capsules, Tensor) and isinstance(labels, Tensor)):
         raise TypeError(f"expected two tensors, not {type(capsules).__name__} and {type(labels).__name__}")
     shown = presence(labels, capsules.shape[1])
+    whole = not (labels.is_floating_point() or labels.dtype == torch.bool)
+    pairs = whole and shown.shape[1] == 2 and labels.shape[1:] == (2,) and labels.device.type == "cpu"
+    if pairs and runs_eagerly() and bool((labels == torch.tensor([1, 0])).all(1).any()):
+        raise ValueError(LIKE_PRESENCE.format(classes=2))  # nobody names both classes in this order
     if shown.shape[0] != capsules.shape[0]:
         raise ValueError(f"there are labels of {shown.shape[0]} images and capsules of {capsules.shape[0]}")
     return shown

@@ -21,6 +21,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which brings all singular values of X near one in five steps."""
 LARGEST_BLOCK = 256
 """Rows of a matrix that are made orthogonal together."""
+SMALLEST = 1e-15
+"""Norm below which a matrix counts as this large: momentum that has nearly gone moves nothing any more."""
 LARGEST_SHARE = 16.0
 """How many times smaller than usual a layer's inputs may be before its rate stops growing."""
 
@@ -37,7 +39,7 @@ def orthogonaliser(gram: Tensor, *, steps: int = 5) -> Tensor:
     True
     """
     a, b, c = QUINTIC
-    size = gram.diagonal().sum().clamp_min(torch.finfo(gram.dtype).tiny)  # ‖X‖², at least the largest singular value's
+    size = gram.diagonal().sum().clamp_min(SMALLEST**2)  # ‖X‖², at least the largest singular value's
     gram = gram / size
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     product = identity
@@ -62,21 +64,21 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
     columns = update.numel() // max(1, rows)
     if sorted(outputs) == list(range(len(outputs))):
         parts = [
-            _scaled(orthogonaliser(part @ part.T, steps=steps) @ part, len(part), columns)
+            _scaled(orthogonaliser(part @ part.T, steps=steps), columns) @ part
             for part in update.reshape(rows, -1).chunk(blocks)
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts)
     else:
         parts = [
-            _scaled(part @ orthogonaliser(part.T @ part, steps=steps), part.shape[1], columns)
+            part @ _scaled(orthogonaliser(part.T @ part, steps=steps), columns)
             for part in update.reshape(-1, rows).chunk(blocks, dim=1)
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts, dim=1)
     return result.view(update.shape).to(dtype)
 
 
-def _scaled(block: Tensor, rows: int, columns: int) -> Tensor:
-    return block.mul_(math.sqrt(max(1.0, rows / max(1, columns))))
+def _scaled(small: Tensor, columns: int) -> Tensor:
+    return small.mul_(math.sqrt(max(1.0, len(small) / max(1, columns))))
 
 
 def _check_outputs(outputs: Sequence[int], axes: int) -> None:
@@ -168,7 +170,8 @@ class Muon(torch.optim.Optimizer):
         gradient = parameter.grad
         mean.lerp_(gradient, 1 - group["momentum"])
         ahead = torch.lerp(gradient, mean, group["momentum"])  # Nesterov's
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(orthogonalised(ahead, group["outputs"]), alpha=-group["lr"])
 
     def _adam(self, moved: Sequence[nn.Parameter], group: dict[str, Any]) -> None:

@@ -58,15 +58,8 @@ def setting(
         choices: the only values allowed.
         option: its name on the command line, if that is not the field's; "" for a field that is no option there.
     """
-    metadata = {
-        "help": help,
-        "least": least,
-        "above": above,
-        "most": most,
-        "below": below,
-        "choices": choices,
-        "option": option,
-    }
+    limits = {"least": least, "above": above, "most": most, "below": below, "choices": choices}
+    metadata = {"help": help, "option": option, **limits}
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -93,7 +86,7 @@ class Settings:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = typing.get_type_hints(type(self))
         for field in fields(type(self)):
             value = converted(field.name, hints[field.name], getattr(self, field.name))
             _check_range(field, value)
@@ -108,8 +101,12 @@ class Settings:
         """Settings from what YAML or JSON gave. ``where`` is the name of the section, for messages."""
         if not isinstance(values, Mapping):
             raise SettingError(where or "the settings", f"must be names with values, not {shown(values)}")
-        check_names([name if isinstance(name, str) else shown(name) for name in values], _names(cls), where)
-        hints = _hints(cls)
+        check_names(
+            [name if isinstance(name, str) else shown(name) for name in values],
+            [field.name for field in fields(cls)],
+            where,
+        )
+        hints = typing.get_type_hints(cls)
         prefix = f"{where}." if where else ""
         arguments: dict[str, Any] = {}
         for name, value in values.items():
@@ -117,7 +114,8 @@ class Settings:
             if isinstance(nested, type) and issubclass(nested, Settings):
                 value = nested.from_mapping(value, where=f"{prefix}{name}")
             arguments[name] = value
-        missing = [field.name for field in fields(cls) if _required(field) and field.name not in arguments]
+        needed = [field for field in fields(cls) if field.default is field.default_factory is dataclasses.MISSING]
+        missing = [field.name for field in needed if field.name not in arguments]
         if missing:
             raise SettingError(prefix + missing[0], "is missing")
         try:
@@ -153,19 +151,7 @@ def fields(settings: type[Settings]) -> list[dataclasses.Field[Any]]:
 
 def kind(settings: type[Settings], name: str) -> Any:
     """The type of a field without its ``| None``."""
-    return _without_none(_hints(settings)[name])
-
-
-def _names(settings: type[Settings]) -> list[str]:
-    return [field.name for field in fields(settings)]
-
-
-def _hints(settings: type[Settings]) -> dict[str, Any]:
-    return typing.get_type_hints(settings)
-
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return _without_none(typing.get_type_hints(settings)[name])
 
 
 def _without_none(hint: Any) -> Any:

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from torchcaps.functional import Capsules, margin_loss, squash
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.routing.base import Routing
+from torchcaps.routing.votes import LinearVotes
 
 MakeRouting = Callable[[], Routing]
 
@@ -30,6 +31,8 @@ def check_routing(make: MakeRouting, *, only: Iterable[str] | None = None) -> No
 
     Raises ``AssertionError`` at the first check that fails. ``only`` names some of :data:`CONTRACT`.
     """
+    if isinstance(make, Routing):
+        raise TypeError("give the class of the routing, or a function that makes one, not an object")
     names = list(CONTRACT if only is None else only)
     if unknown := [name for name in names if name not in CONTRACT]:
         raise ValueError(f"unknown check {unknown[0]!r}: choose from {', '.join(CONTRACT)}")
@@ -198,6 +201,20 @@ def check_folding(make: MakeRouting) -> None:
         assert_close(layer(*_inputs()), expected, rtol=1e-4, atol=1e-6)
 
 
+def check_coefficients(make: MakeRouting) -> None:
+    """The votes summed with ``coefficients_for``, if it has them, are the totals."""
+    layer = _trained(_layer(make)).eval()
+    poses, activations = _inputs()
+    votes = LinearVotes(poses, layer.weight)
+    with torch.no_grad():
+        totals = layer(poses, activations).totals
+        try:
+            coefficients = layer.routing.coefficients_for(votes, activations)
+        except NotImplementedError:
+            return
+        assert_close(votes.combine(coefficients), totals, rtol=1e-4, atol=1e-5)
+
+
 def check_compilation(make: MakeRouting) -> None:
     """``torch.compile`` captures the layer whole, and the result is the same."""
     layer = _layer(make)
@@ -250,6 +267,7 @@ CONTRACT: dict[str, Callable[[MakeRouting], None]] = {
     "evaluation": check_evaluation,
     "saving": check_saving,
     "folding": check_folding,
+    "coefficients": check_coefficients,
     "compilation": check_compilation,
     "export": check_export,
     "learning": check_learning,

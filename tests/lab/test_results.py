@@ -7,10 +7,10 @@ from pretend import finish
 
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.cells import all_cells
-from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, agrees, changed_settings, collect
+from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, agrees, all_settings, collect
 from torchcaps.models.config import CnnConfig
 from torchcaps.routing.config import RoutingConfig
-from torchcaps.training.config import OptimiserConfig, TrainingConfig
+from torchcaps.training.config import TrainingConfig
 
 
 @pytest.fixture
@@ -98,23 +98,27 @@ def test_a_folder_without_results_has_none(tmp_path):
     assert collect(tmp_path / "nowhere", experiment="x").rows == {}
 
 
-def test_only_settings_that_differ_from_their_defaults_are_kept():
-    assert changed_settings(TrainingConfig()) == {}
+def test_settings_at_their_defaults_are_kept_too():
+    plain = all_settings(TrainingConfig())
+    assert plain["optimiser.name"] == "muon"
+    assert plain["routing.strength"] == 1e-5
     same = RoutingConfig(name="l2", settings={"strength": 1e-5})
-    assert changed_settings(TrainingConfig(routing=same)) == {}
-    assert changed_settings(TrainingConfig(routing=RoutingConfig(name="l1"))) == {"routing.name": "l1"}
-    changed = TrainingConfig(model=CnnConfig(conv_channels=8), optimiser=OptimiserConfig(name="sgd"))
-    assert changed_settings(changed) == {"model.name": "cnn", "model.conv_channels": 8, "optimiser.name": "sgd"}
+    assert all_settings(TrainingConfig(routing=same)) == plain
+    changed = all_settings(TrainingConfig(model=CnnConfig(conv_channels=8)))
+    assert changed["model.name"] == "cnn"
+    assert changed["model.conv_channels"] == 8
 
 
 def test_what_a_configuration_leaves_open_may_be_anything():
     asked = TrainingConfig(routing=RoutingConfig(name="dynamic"))
     trained = asked.replace(run=asked.run.replace(batch_size=8, epochs=3))
-    assert agrees(asked, changed_settings(trained))
-    assert agrees(trained, changed_settings(trained))
-    assert not agrees(trained, changed_settings(asked))
-    assert not agrees(asked, {**changed_settings(trained), "augmentation.shift": 1})
-    assert not agrees(asked, {**changed_settings(trained), "routing.iterations": 1})
+    assert agrees(asked, all_settings(trained))
+    assert agrees(trained, all_settings(trained))
+    assert not agrees(trained, all_settings(asked))
+    assert not agrees(asked, {**all_settings(trained), "augmentation.shift": 1})
+    later = {name: value for name, value in all_settings(trained).items() if name != "augmentation.cutout"}
+    assert agrees(asked, later)  # a row that is older than the setting, and what it did is the default
+    assert not agrees(asked, {**all_settings(trained), "routing.iterations": 1})
     assert not agrees(asked, {"routing": "dynamic", "steps": 900})  # older names: another routing than that of today
 
 

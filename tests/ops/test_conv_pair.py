@@ -230,6 +230,29 @@ def test_memory_that_the_kernels_write_is_never_read_before() -> None:
     assert all(tensor.isfinite().all() for tensor in (result, *gradients))
 
 
+@pytest.mark.parametrize("left", [0, 1, 20, 63])
+@pytest.mark.parametrize(("side", "padding"), [(28, 0), (24, 4)])
+@pytest.mark.usefixtures("path")
+def test_images_without_gradient(side: int, padding: int, left: int) -> None:
+    """They are left out of the backward pass where that is faster, and nothing else changes."""
+    images, *parameters = problem((64, 1, side, side, 8, 16, 9, 9, 2), torch.float32)
+    leaves = [tensor.requires_grad_() for tensor in parameters]
+    doubles = [tensor.detach().double().requires_grad_() for tensor in leaves]
+    options = {"stride": 2, "padding": padding}
+    result, reference = (
+        bilinear_conv_pair(images, *leaves, **options),
+        reference_pair(images.double(), *doubles, **options),
+    )
+    upstream = torch.randn_like(result)
+    upstream[torch.arange(64) * 37 % 64 >= left] = 0
+    gradients = torch.autograd.grad(result, leaves, upstream)
+    references = torch.autograd.grad(reference, doubles, upstream.double())
+    if left:
+        assert all(relative(*pair) < 2e-4 for pair in zip(gradients, references))
+    else:
+        assert not any(gradient.any() for gradient in gradients)
+
+
 @pytest.mark.parametrize("needed", range(5))
 def test_one_gradient_alone(needed: int) -> None:
     leaves = problem(SHAPES[4])

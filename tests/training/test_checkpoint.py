@@ -5,7 +5,8 @@ import torch
 
 from torchcaps.atomic import DamagedFile
 from torchcaps.errors import UserError
-from torchcaps.training.checkpoint import Checkpoints
+from torchcaps.training.checkpoint import Checkpoints, changes
+from torchcaps.training.config import TrainingConfig
 
 SETTINGS = {"run.seed": 0, "ascent.gamma": 0.1}
 
@@ -108,3 +109,12 @@ def test_what_is_no_checkpoint_is_passed_over(tmp_path, kind):
     found = checkpoints.load_newest(SETTINGS, lambda line: None)
     assert found is not None
     assert found[1]["step"] == 5
+
+
+def test_a_setting_that_came_later_was_as_it_is_by_default():
+    now = TrainingConfig().determining()
+    before = {name: value for name, value in now.items() if name != "optimiser.backward_noise"}
+    assert changes(before, now) == ""
+    assert changes(before, now | {"optimiser.backward_noise": 0.5}) == "optimiser.backward_noise was 0.0, is 0.5"
+    assert "run.seed" in changes(before, now | {"run.seed": 7})
+    assert "model.gone" in changes(before | {"model.gone": 1}, now)

@@ -21,7 +21,7 @@ from torchcaps.storage import read_tensors
 
 STEPS = 30
 RUN = [*TINY_FLAGS, "--steps", STEPS, "--log-every", 4, "--checkpoint-every", 6, "--average", 0.9]
-RUN += ["--ascent", "adam", "--gamma", 1e-3]
+RUN += ["--ascent", "adam", "--gamma", 1e-3, "--backward-noise", 0.2]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

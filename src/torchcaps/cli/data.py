@@ -64,9 +64,9 @@ def _verify(arguments: argparse.Namespace) -> None:
 
     damaged = False
     for name in arguments.names:
-        for file in verify(name, _folder(arguments)):
-            print(f"{name}/{file.file}: {'intact' if file.ok else file.problem}")
-            damaged |= not file.ok
+        for file, problem in verify(name, _folder(arguments)).items():
+            print(f"{name}/{file}: {problem or 'intact'}")
+            damaged |= bool(problem)
     if damaged:
         raise UserError(f"Some files are not intact: 'torchcaps data fetch {' '.join(arguments.names)}' mends that.")
 

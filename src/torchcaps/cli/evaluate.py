@@ -115,18 +115,19 @@ def _summary(data: str, scores: Scores, speed: float, errors: dict[str, Any]) ->
 
 
 def _print(data: str, scores: Scores, speed: float, errors: dict[str, Any]) -> None:
+    from rich.cells import cell_len, set_cell_size
+
     from torchcaps.data.files import shown
-    from torchcaps.data.report import padded, terminal_width
 
     summary = _summary(data, scores, speed, errors)
     print(f"{shown(data)}: {scores.error_percent:.2f} % of {len(scores.lengths)} images wrong")
     print(f"capsule length: {summary['length_right']:.3f} right class, {summary['length_wrong']:.3f} wrong classes")
     print(f"calibration: lengths are {summary['calibration_error']:.3f} off the share of right answers, on average")
     rows = sorted(scores.by_class(), key=lambda row: row.f1)[:LISTED_CLASSES]
-    width = max(terminal_width(shown(row.name)) for row in rows)
+    width = max(cell_len(shown(row.name)) for row in rows)
     print(f"\n{'':{width}}  images  precision  recall     f1")
     for row in rows:
-        name = padded(shown(row.name), width)
+        name = set_cell_size(shown(row.name), width)
         print(f"{name}  {row.images:>6}  {row.precision:>9.3f}  {row.recall:>6.3f}  {row.f1:>5.3f}")
     if len(scores.classes) > LISTED_CLASSES:
         print(f"(the {LISTED_CLASSES} worst of {len(scores.classes)} classes)")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.cli.shared import add_data_folder, add_run_and_images, open_run, run_and_images
 from torchcaps.errors import UserError
+from torchcaps.process import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +37,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from torchcaps.trained.predict import read_files
+
     folder, words = run_and_images(arguments)
     trained = open_run(folder, arguments)
     asked = _numbers(trained.network.classes, arguments.classes)
-    images, problems = _read(trained, [Path(word) for word in words])
-    for problem in problems:
-        print(f"torchcaps: {problem}", file=sys.stderr)
+    pixels, problems = read_files(trained.network, map(Path, words))
+    images = {path: trained.network.prepare(image)[0] for path, image in pixels.items()}
+    for problem in problems.values():
+        say(problem)
     if not images:
         return 2
     out = arguments.out or (Path() if arguments.pretrained else folder) / "explained"
@@ -60,22 +64,6 @@ def _numbers(classes: Sequence[str], names: Sequence[str]) -> list[int]:
             known = ", ".join(classes[:30]) + (", …" if len(classes) > 30 else "")
             raise UserError(f"There is no class {name!a}: the network knows {known}.")
     return [list(classes).index(name) for name in names]
-
-
-def _read(trained: TrainedRun, paths: Sequence[Path]) -> tuple[dict[Path, Tensor], list[str]]:
-    """Images (C, H, W) as the network wants them, and what is wrong with those that cannot be read."""
-    from torchcaps.data.images import read_image
-
-    task = trained.network.task
-    images, problems = {}, []
-    for path in paths:
-        try:
-            pixels = read_image(path, image_shape=task.source_shape or task.image_shape, fit=task.fit)
-        except UserError as error:
-            problems.append(str(error))
-            continue
-        images[path] = trained.network.prepare(pixels)[0]
-    return images, problems
 
 
 def _training_images(trained: TrainedRun, data_folder: str | None) -> Tensor | None:

@@ -54,7 +54,8 @@ def _run(words: list[str]) -> int:
     if command is None:
         parser.print_help()
         return 0
-    _require_extra()
+    if any(importlib.util.find_spec(module) is None for module in NEEDED):
+        raise UserError("The command line needs more packages than the library: pip install 'torchcaps[train]'.")
     from torchcaps.training.host import follow_parent
 
     follow_parent()
@@ -86,11 +87,6 @@ def _parsed(argv: list[str]) -> tuple[argparse.ArgumentParser, Command | None, a
             command.add_options(leaf)
     arguments = parser.parse_args(argv)
     return parser, command, arguments
-
-
-def _require_extra() -> None:
-    if any(importlib.util.find_spec(module) is None for module in NEEDED):
-        raise UserError("The command line needs more packages than the library: pip install 'torchcaps[train]'.")
 
 
 def _as_option(setting: str) -> str:

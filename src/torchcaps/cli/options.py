@@ -94,7 +94,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     metadata, default = option.field.metadata, option.field.default
     text = metadata["help"].replace("%", "%%")
     if default not in (None, "", ()) and not isinstance(default, bool) and default is not dataclasses.MISSING:
-        text += f" [{_shown(default)}]"
+        text += f" [{','.join(map(str, default)) if isinstance(default, tuple) else default}]"
     common = {"dest": f"{option.section}.{option.name}", "default": argparse.SUPPRESS, "help": text}
     if option.kind is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
@@ -108,10 +108,6 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     else:
         metavar = {int: "N", float: "X"}.get(option.kind, option.name.upper())
         group.add_argument(option.flag, type=option.kind, metavar=metavar, **common)
-
-
-def _shown(default: Any) -> str:
-    return ",".join(map(str, default)) if isinstance(default, tuple) else f"{default}"
 
 
 def _numbers(text: str) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchcaps.cli.shared import add_data_folder, positive, threads
+from torchcaps.cli.shared import add_data_folder, positive, threads, whole
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.budgets import BUDGETS
 from torchcaps.lab.reproduce.paper import FIGURES
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="these cells only: a data set, a method, a seed, or several joined as in mnist/l2-fc",
     )
     parser.add_argument("--seeds", type=positive, metavar="N", help="runs of each cell [1; cpu: 3 of some]")
-    parser.add_argument("--first-seed", type=_seed, default=0, metavar="N", help="the first of the seeds [0]")
+    parser.add_argument("--first-seed", type=whole(0), default=0, metavar="N", help="the first of the seeds [0]")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for cells and report [runs/reproduce-BUDGET]")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="report: a folder with results.csv")
     parser.add_argument(
@@ -46,13 +46,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--threads", type=threads, metavar="N", help="CPU threads of a process [all cores; with --ray 1]"
     )
     add_data_folder(parser)
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> None:

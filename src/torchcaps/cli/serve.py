@@ -11,7 +11,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.cli.shared import add_computing, add_data_folder, open_run, pretrained_folder
+from torchcaps.cli.shared import add_computing, add_data_folder, open_run, pretrained_folder, whole
 from torchcaps.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", type=_host, default="127.0.0.1", help="where to listen [127.0.0.1: this machine only]"
     )
-    parser.add_argument("--port", type=_port, default=8642, help="[8642]; 0 for any that is free")
+    parser.add_argument("--port", type=whole(0, 65535), default=8642, help="[8642]; 0 for any that is free")
     parser.add_argument(
         "--allow-host",
         action="append",
@@ -136,10 +136,3 @@ def _host(text: str) -> str:
     except UnicodeError:  # a part of it is too long, or empty
         pass
     raise argparse.ArgumentTypeError(f"must be an address or a host name, not {text[:60]!a}")
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 65536:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, not {value}")
-    return value

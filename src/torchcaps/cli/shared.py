@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,20 @@ if TYPE_CHECKING:
     from torchcaps.trained.run import TrainedRun
 
 
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number of this range."""
+    wanted = f"at least {least}" if most is None else f"from {least} to {most}"
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, not {value}")
+        return value
+
+    return number
+
+
+positive, threads = whole(1), whole(1, 1024)
 
 
 def folder(text: str) -> Path:
@@ -30,13 +38,6 @@ def folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("is empty")
     return Path(text)
-
-
-def threads(text: str) -> int:
-    value = positive(text)
-    if value > 1024:
-        raise argparse.ArgumentTypeError(f"must be at most 1024, not {value}")
-    return value
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:

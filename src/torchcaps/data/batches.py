@@ -71,48 +71,40 @@ class Batches:
         return self.augmentation(batch, seed=self.seed, epoch=epoch, positions=positions, indices=indices)
 
 
-class _EvenOrder:
+Order = Callable[[int, Tensor], Tensor]
+"""From an epoch and positions (B,) in it to the numbers of the images there."""
+
+
+def _even_order(split: Split, seed: int) -> Order:
     """Each image once an epoch, shuffled."""
-
-    def __init__(self, split: Split, seed: int) -> None:
-        self._length = len(split)
-        self._seed = seed
-
-    def __call__(self, epoch: int, positions: Tensor) -> Tensor:
-        """The numbers of the images at these positions (B,) of an epoch."""
-        return stateless.permute(positions, self._length, stateless.key(self._seed, epoch, "order"))
+    return lambda epoch, positions: stateless.permute(positions, len(split), stateless.key(seed, epoch, "order"))
 
 
-class _BalancedOrder:
+def _balanced_order(split: Split, seed: int) -> Order:
     """Each class equally often, shuffled, in epochs of the usual length.
 
     The places of an epoch are dealt to the classes in turn. Each class walks around a shuffled line of its images, on
     from where it was in the epoch before, so that its images are equally often used, too.
     """
+    if not isinstance(split, ImageSplit):
+        raise SettingError("sampling", "must be even for images that show several classes")
+    length, even = len(split), _even_order(split, seed)
+    shuffled = stateless.permute(torch.arange(length), length, stateless.key(seed, "balanced"))
+    line = shuffled[torch.argsort(split.labels[shuffled], stable=True)]
+    sizes = torch.bincount(split.labels)
+    starts, sizes = (sizes.cumsum(0) - sizes)[sizes > 0], sizes[sizes > 0]
+    groups = len(sizes)
+    turns = (length - torch.arange(groups) + groups - 1) // groups  # of each class in an epoch
 
-    def __init__(self, split: Split, seed: int) -> None:
-        if not isinstance(split, ImageSplit):
-            raise SettingError("sampling", "must be even for images that show several classes")
-        self._even = _EvenOrder(split, seed)
-        length = len(split)
-        line = stateless.permute(torch.arange(length), length, stateless.key(seed, "balanced"))
-        self._line = line[torch.argsort(split.labels[line], stable=True)]
-        sizes = torch.bincount(split.labels)
-        self._starts = (sizes.cumsum(0) - sizes)[sizes > 0]
-        self._sizes = sizes[sizes > 0]
-        groups = len(self._sizes)
-        self._turns = (length - torch.arange(groups) + groups - 1) // groups  # of each class in an epoch
+    def order(epoch: int, positions: Tensor) -> Tensor:
+        place = even(epoch, positions)
+        group, turn = place % groups, place // groups
+        return line[starts[group] + (epoch * turns[group] + turn) % sizes[group]]
 
-    def __call__(self, epoch: int, positions: Tensor) -> Tensor:
-        place = self._even(epoch, positions)
-        group, turn = place % len(self._sizes), place // len(self._sizes)
-        return self._line[self._starts[group] + (epoch * self._turns[group] + turn) % self._sizes[group]]
+    return order
 
 
-_ORDERS: dict[str, Callable[[Split, int], Callable[[int, Tensor], Tensor]]] = {
-    "even": _EvenOrder,
-    "balanced": _BalancedOrder,
-}
+_ORDERS: dict[str, Callable[[Split, int], Order]] = {"even": _even_order, "balanced": _balanced_order}
 
 
 def evaluated(split: Split, limit: int | None = None) -> Tensor:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from rich.cells import cell_len
 
 from torchcaps.atomic import write_atomically
 from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import list_pictures
 from torchcaps.data.files import BadFile, read_bytes, shown
 from torchcaps.data.images import MAX_BYTES, ImageFacts, decode_whole
-from torchcaps.data.listing import Listing, Picture
-from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table, terminal_width
+from torchcaps.data.listing import Picture
+from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table
 from torchcaps.errors import UserError
 
 FEW = 10  # images of a class, below which little can be learned
@@ -108,8 +109,8 @@ def check_data(config: DataConfig) -> CheckReport:
         class_counts={split: tuple(numbers) for split, numbers in counts.items()},
         files=FileReport.of(facts, listing.ignored, bad) if facts else None,
         bad=tuple(bad),
-        duplicates=_named([group for group in groups if group not in leaks], listing),
-        leaks=_named(leaks, listing),
+        duplicates=_named([group for group in groups if group not in leaks], listing.root),
+        leaks=_named(leaks, listing.root),
     )
 
 
@@ -118,12 +119,11 @@ def _pixel_hash(image: Image.Image) -> bytes:
     return hashlib.blake2b(colour.tobytes(), digest_size=16, salt=repr(colour.size).encode()[:16]).digest()
 
 
-def _named(groups: Sequence[Sequence[tuple[str, Path]]], listing: Listing) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(_relative(path, listing) for _, path in group) for group in groups)
+def _named(groups: Sequence[Sequence[tuple[str, Path]]], root: Path) -> tuple[tuple[str, ...], ...]:
+    def name(path: Path) -> str:
+        return shown(path.relative_to(root) if path.is_relative_to(root) else path)
 
-
-def _relative(path: Path, listing: Listing) -> str:
-    return shown(path.relative_to(listing.root) if path.is_relative_to(listing.root) else path)
+    return tuple(tuple(name(path) for _, path in group) for group in groups)
 
 
 def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, side: int = 64) -> int:
@@ -148,7 +148,7 @@ def draw_contact_sheet(config: DataConfig, path: Path, *, columns: int = 10, sid
     for row, name in enumerate(classes):
         top = _MARGIN + row * step
         # Letters of two columns are those of scripts that the font does not have.
-        label = "".join(letter if terminal_width(letter) == 1 else ascii(letter)[1:-1] for letter in short(name))
+        label = "".join(letter if cell_len(letter) == 1 else ascii(letter)[1:-1] for letter in short(name))
         drawing.text((_MARGIN, top + side // 2 - 7), label[:22], fill="black", font=font)
         for column, image in enumerate(_thumbnails(listing.pictures(), row, columns, side)):
             corner = text_width + column * step + (side - image.width) // 2, top + (side - image.height) // 2

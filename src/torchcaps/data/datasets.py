@@ -325,10 +325,8 @@ def describe(folder: Path | None = None) -> list[Row]:
 
 
 def _cached(name: str, folder: Path | None) -> str:
-    files = fetch.verify(name, folder)
-    if all(file.ok for file in files):
-        return "yes"
-    return "no" if all(file.problem == fetch.MISSING for file in files) else "damaged"
+    problems = set(fetch.verify(name, folder).values())
+    return "yes" if problems == {""} else "no" if problems == {fetch.MISSING} else "damaged"
 
 
 def _fetched(config: DataConfig, download: bool) -> Path:
@@ -336,8 +334,8 @@ def _fetched(config: DataConfig, download: bool) -> Path:
     folder = Path(os.path.expanduser(config.folder)) if config.folder else None
     if download:
         return fetch.fetch(config.name, cache=folder)
-    for file, ok, problem in fetch.verify(config.name, folder):
-        if not ok:
+    for file, problem in fetch.verify(config.name, folder).items():
+        if problem:
             raise UserError(f"{config.name}: {file} {problem}; run: torchcaps data fetch {config.name}")
     return fetch.cache_root(folder) / fetch.source_of(config.name)[0]
 

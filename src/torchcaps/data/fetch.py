@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, NamedTuple
+from typing import IO
 from urllib.parse import urlsplit
 
 import pooch
@@ -39,12 +39,6 @@ CONNECT_SECONDS, READ_SECONDS, CLIENT_SECONDS = 5, 30, 1800
 Tell = Callable[[str], None]
 
 
-class Checked(NamedTuple):
-    file: str
-    ok: bool
-    problem: str  # empty if ok
-
-
 def cache_root(cache: Path | None = None) -> Path:
     """Where data sets are kept: the argument, else $TORCHCAPS_DATA, else the user's cache folder."""
     return Path(cache or os.environ.get("TORCHCAPS_DATA") or pooch.os_cache("torchcaps")).expanduser().absolute()
@@ -58,29 +52,26 @@ def source_of(name: str) -> tuple[str, Source]:
     return name, SOURCES[name]
 
 
-def verify(name: str, cache: Path | None = None) -> list[Checked]:
-    """Check every file of a data set in the cache against its size and SHA-256."""
+def verify(name: str, cache: Path | None = None) -> dict[str, str]:
+    """What is wrong with every file of a data set in the cache, by its size and SHA-256; "" where nothing is."""
     name, source = source_of(name)
-    return [_check(cache_root(cache) / name, file) for file in source.files]
+    return {file.name: _problem(cache_root(cache) / name / file.name, file) for file in source.files}
 
 
-def _check(folder: Path, file: File) -> Checked:
-    path = folder / file.name
+def _problem(path: Path, file: File) -> str:
     try:
         if not path.exists():
-            return Checked(file.name, False, MISSING)
+            return MISSING
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != file.size:
-                problem = f"has {size:,} bytes instead of {file.size:,}"
-            else:
-                same = hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
-                problem = "" if same else "is damaged (its checksum is wrong)"
+                return f"has {size:,} bytes instead of {file.size:,}"
+            same = hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
+            return "" if same else "is damaged (its checksum is wrong)"
     except BadFile as error:
-        problem = error.reason
+        return error.reason
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    return Checked(file.name, not problem, problem)
+        return f"cannot be read ({error.strerror})"
 
 
 def _to_stderr(line: str) -> None:
@@ -105,7 +96,7 @@ def fetch(
         source = Path(os.environ["TORCHCAPS_SOURCE"])
     root = cache_root(cache)
     folder = root / name
-    if all(checked.ok for checked in verify(name, root)):
+    if not any(verify(name, root).values()):
         return folder
     if source is not None and not source.is_dir():
         raise UserError(f"the source folder {source} does not exist")
@@ -170,11 +161,10 @@ class _Intake:
         self.wanted: dict[str, File] = {}
         self.failures: list[str] = []
         for file in facts.files:
-            checked = _check(folder, file)
-            if not checked.ok:
+            if problem := _problem(folder / file.name, file):
                 self.wanted[file.name] = file
-                if checked.problem != MISSING:
-                    tell(f"the cached {file.name} {checked.problem}; it is fetched again")
+                if problem != MISSING:
+                    tell(f"the cached {file.name} {problem}; it is fetched again")
 
     def take(self, found: Iterable[Named], origin: str) -> None:
         """Store those of the files found that are wanted and right."""

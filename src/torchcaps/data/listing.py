@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -250,7 +250,7 @@ def _table_rows(path: Path, text: str) -> tuple[list[_Row], list[str]]:
             if not any(cell.strip() for cell in cells):
                 continue
             values = {name: cell.strip() for name, cell in zip(header, cells)}
-            labels = _labels(values.get("label", ""))
+            labels = tuple(dict.fromkeys(filter(None, map(str.strip, re.split(r"[|;]", values.get("label", ""))))))
             split = SPLITS.get((values.get("split") or "train").casefold())
             if not values.get("path") or not labels or split is None:
                 lacking = "path" if not values.get("path") else "label" if not labels else "split (train, val or test)"
@@ -274,11 +274,3 @@ def _header(path: Path, text: str) -> tuple[list[str], str]:
         f"{shown(path)} must begin with a line that names its columns: path and label, and perhaps split, "
         f"separated by commas, semicolons or tabs; it begins with '{shown(first[0][:60])}'"
     )
-
-
-def _labels(cell: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_stripped(re.split(r"[|;]", cell))))
-
-
-def _stripped(parts: Iterable[str]) -> list[str]:
-    return [part.strip() for part in parts if part.strip()]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
 
 from torchcaps.data.files import BadFile, shown
 from torchcaps.data.images import ImageFacts, ImageShape
@@ -96,11 +97,11 @@ def class_lines(classes: Sequence[str], class_counts: Mapping[str, Sequence[int]
     """A table of images by class and split, or a summary if there are many classes."""
     if len(classes) > LISTED_CLASSES:
         return [f"{split}: {_spread(counts)}" for split, counts in class_counts.items()]
-    width = max(terminal_width(short(name)) for name in classes)
+    width = max(cell_len(short(name)) for name in classes)
     lines = [f"{'':{width}} " + "".join(f"{split:>12}" for split in class_counts)]
     for label, name in enumerate(classes):
         numbers = "".join(f"{counts[label]:>12,}" for counts in class_counts.values())
-        lines.append(f"{padded(short(name), width)} {numbers}")
+        lines.append(f"{set_cell_size(short(name), width)} {numbers}")
     return lines
 
 
@@ -108,16 +109,6 @@ def _spread(counts: Sequence[int]) -> str:
     if min(counts) == max(counts):
         return f"{counts[0]:,} of each class"
     return f"{min(counts):,} to {max(counts):,} of a class, median {statistics.median(counts):,g}"
-
-
-def terminal_width(text: str) -> int:
-    """The width of a text on a terminal, where some letters take two columns."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def padded(text: str, width: int) -> str:
-    """The text with spaces after it, as wide as this on a terminal."""
-    return text + " " * (width - terminal_width(text))
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

@@ -132,42 +132,20 @@ def collect(root: Path, *, experiment: str) -> Results:
             run=run.as_posix(),
             method=run.parent.name or result.routing or result.model,
             views_error_percent=read_record(views, "error_percent")["error_percent"] if views.exists() else None,
-            settings=changed_settings(folder.config()),
+            settings=all_settings(folder.config()),
         )
         results.add(row, folder.read_metrics())
     return results
 
 
-def changed_settings(config: TrainingConfig) -> dict[str, Any]:
-    """The settings that decide what is computed and differ from their defaults, as ``section.name``.
+def all_settings(config: TrainingConfig) -> dict[str, Any]:
+    """All settings that decide what is computed, as ``section.name``; also those at their defaults, which may change.
 
     >>> from torchcaps.routing.config import RoutingConfig
-    >>> changed_settings(TrainingConfig(routing=RoutingConfig(name="dynamic", settings={"iterations": 2})))
-    {'routing.name': 'dynamic', 'routing.iterations': 2}
+    >>> settings = all_settings(TrainingConfig(routing=RoutingConfig(name="dynamic")))
+    >>> settings["routing.name"], settings["routing.iterations"]
+    ('dynamic', 3)
     """
-    default = defaults_of(config) | {"model.name": "capsnet", "routing.name": "l2"}
-    return {name: value for name, value in _flat(config).items() if value != default.get(name)}
-
-
-def agrees(config: TrainingConfig, settings: Mapping[str, Any]) -> bool:
-    """Whether the settings of a run are those of a configuration, which may leave some open.
-
-    Args:
-        config: what was asked for.
-        settings: what a run was trained with, as :func:`changed_settings` tells it.
-    """
-    asked, trained = _flat(config), defaults_of(config) | dict(settings)
-    same = all(value in OPEN or trained.get(name) == value for name, value in asked.items())
-    return same and settings.keys() <= asked.keys()
-
-
-def defaults_of(config: TrainingConfig) -> dict[str, Any]:
-    """The defaults of all settings that a configuration has, which depend on its model and routing."""
-    return _flat(TrainingConfig(model=type(config.model)(), routing=config.routing.replace(settings={})))
-
-
-def _flat(config: TrainingConfig) -> dict[str, Any]:
-    """All settings, with those of the routing under their own names."""
     from torchcaps.routing.registry import ROUTINGS
 
     flat = config.determining()
@@ -176,6 +154,19 @@ def _flat(config: TrainingConfig) -> dict[str, Any]:
     parameters = {} if routing is None else inspect.signature(routing).parameters
     own = {name: parameter.default for name, parameter in parameters.items()} | given
     return flat | {f"routing.{name}": value for name, value in own.items()}
+
+
+def agrees(config: TrainingConfig, settings: Mapping[str, Any]) -> bool:
+    """Whether the settings of a run are those of a configuration, which may leave some open.
+
+    Args:
+        config: what was asked for.
+        settings: what a run was trained with, as :func:`all_settings` tells it; without settings that came later.
+    """
+    defaults = TrainingConfig(model=type(config.model)(), routing=config.routing.replace(settings={}))
+    asked, trained = all_settings(config), all_settings(defaults) | dict(settings)
+    same = all(value in OPEN or trained.get(name) == value for name, value in asked.items())
+    return same and settings.keys() <= asked.keys()
 
 
 def _unpacked(content: bytes) -> bytes:

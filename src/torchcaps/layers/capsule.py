@@ -56,7 +56,9 @@ class CapsuleLayer(nn.Module):
             if operator.index(size) < 1:
                 raise ValueError(f"{name} must be at least 1, not {size}")
         std = routing.start_std(inputs * input_size) if weight_std is None else weight_std
-        self.weight = nn.Parameter(std * torch.randn(inputs, input_size, outputs, output_size))  # (I, D, J, E)
+        weight = torch.randn(inputs, input_size, outputs, output_size)  # (I, D, J, E)
+        # Without memory nothing is to be scaled, and torch would import its compiler for it.
+        self.weight = nn.Parameter(weight if weight.is_meta else weight.mul_(std))
         self.routing = routing
         routing.join(inputs, outputs, output_size)
 

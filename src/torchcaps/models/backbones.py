@@ -52,14 +52,10 @@ def import_backbone(name: str) -> Callable[[], nn.Module]:
 def maker(backbone: nn.Module | Callable[[], nn.Module] | None) -> Callable[[], nn.Module] | None:
     """What makes the backbone: a module is made already."""
     if isinstance(backbone, nn.Module):
-        return partial(_the_same, backbone)
+        return lambda: backbone
     if not (backbone is None or callable(backbone)):
         raise TypeError(f"backbone must be a module, or a function that makes one, not {backbone!r}")
     return backbone
-
-
-def _the_same(module: nn.Module) -> nn.Module:
-    return module
 
 
 def make_backbone(function: Callable[[], nn.Module]) -> nn.Module:

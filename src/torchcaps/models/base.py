@@ -21,7 +21,7 @@ from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.layers.stem import evaluating
 from torchcaps.models.config import ModelConfig, TaskConfig
-from torchcaps.models.packing import check_finite, pack
+from torchcaps.models.packing import pack
 from torchcaps.routing.config import RoutingConfig
 from torchcaps.settings import SettingError
 from torchcaps.storage import write_tensors
@@ -239,16 +239,13 @@ class Network(nn.Module, ABC):
 
         Args:
             path: of the file.
-            precision: of the weights there: "float32" as they are, "float16" or "int8" for a smaller file.
+            precision: of the weights there: "float32", or "float16" or "int8" for a smaller file. What is
+                loaded is float32 again.
             settings: of the run that trained it, to be kept beside them.
         """
         trained = {} if settings is None else {"settings": dict(settings)}
         state = self.state_dict()
-        for tensor in state.values():
-            check_finite(tensor)
-        if precision != "float32":
-            state = pack(state, precision)
-        write_tensors(Path(path), state, {"network": self.description(), **trained})
+        write_tensors(Path(path), pack(state, precision), {"network": self.description(), **trained})
 
     def save_pretrained(self, folder: Path | str, *, precision: str = "float32") -> None:
         """Write a folder in the convention of the Hugging Face hub: config.json, model.safetensors, README.md.

@@ -15,7 +15,7 @@ from torchcaps.functional import Capsules
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.decoder import Decoder
 from torchcaps.layers.primary import ImageCapsules
-from torchcaps.layers.stem import SmallStem, StemCapsules, evaluating
+from torchcaps.layers.stem import SmallStem, StemCapsules
 from torchcaps.models.backbones import load_weights, make_backbone, maker
 from torchcaps.models.base import Network, as_task
 from torchcaps.models.config import CapsNetConfig, TaskConfig
@@ -138,15 +138,13 @@ class CapsuleNetwork(Network):
         >>> torch.allclose(explanation.contributions.sum(1), explanation.lengths, rtol=1e-4)
         True
         """
-        with evaluating(self), torch.no_grad():
-            primary = self.primary_capsules(images)
-        return explain(
-            self.layers, primary, kept=self.kept, map_shape=self.map_shape, over_pixels=self.front.over_pixels
-        )
+        return explain(self, images)
 
     def routing_config(self) -> RoutingConfig:
         routings = [cast(CapsuleLayer, layer).routing for layer in self.layers]
-        configs = [RoutingConfig(name=own_name(type(routing)), settings=routing.settings) for routing in routings]
+        configs = [
+            RoutingConfig(name=own_name(type(routing)), settings=routing.current_settings()) for routing in routings
+        ]
         if any(config != configs[-1] for config in configs):
             raise UserError("The layers of this network have different routings, and a file can name one only.")
         return configs[-1]

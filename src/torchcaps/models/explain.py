@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from torchcaps.functional import Capsules
 from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.layers.stem import evaluating
 from torchcaps.routing.votes import LinearVotes
+
+if TYPE_CHECKING:
+    from torchcaps.models.capsnet import CapsuleNetwork
 
 
 class Explanation(NamedTuple):
@@ -40,15 +43,11 @@ def contributions(layer: CapsuleLayer, capsules: Capsules) -> tuple[Capsules, Te
 
 
 @torch.no_grad()
-def explain(
-    layers: torch.nn.ModuleList,
-    primary: Capsules,
-    *,
-    kept: Tensor | None,
-    map_shape: tuple[int, int, int],
-    over_pixels: Callable[[Tensor], Tensor],
-) -> Explanation:
-    """Explain the class capsules that layers make of primary capsules; see :meth:`CapsuleNetwork.explain`."""
+def explain(network: CapsuleNetwork, images: Tensor) -> Explanation:
+    """See :meth:`CapsuleNetwork.explain`."""
+    with evaluating(network):
+        primary = network.primary_capsules(images)
+    layers, kept = network.layers, network.kept
     capsules = primary if kept is None else Capsules(*(tensor[:, kept] for tensor in primary))
     for layer in layers[:-1]:
         capsules = layer(capsules.poses, capsules.activations)
@@ -57,11 +56,11 @@ def explain(
     if len(layers) > 1:
         return Explanation(routed, lengths, shares, None, None)
     B, _, J = shares.shape
-    rows, columns, types = map_shape
+    rows, columns, types = network.map_shape
     everywhere = shares
     if kept is not None:
         everywhere = shares.new_zeros(B, rows * columns * types, J)
         everywhere[:, kept] = shares
     by_place = everywhere.view(B, rows, columns, types, J).permute(0, 4, 1, 2, 3)  # (B, J, rows, columns, types)
-    pixels = over_pixels(by_place.sum(-1).flatten(0, 1))
+    pixels = network.front.over_pixels(by_place.sum(-1).flatten(0, 1))
     return Explanation(routed, lengths, shares, by_place, pixels.view(B, J, *pixels.shape[1:]))

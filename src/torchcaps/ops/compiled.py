@@ -2,7 +2,7 @@
 
 Letters as in :mod:`torchcaps.ops.phases`. What differs from there is the order of things in memory. All phases that
 have a point are neighbours at that point, so that one matrix product sums over channels and phases; points that have
-the same phases form a *group*, whose products are one batch. For the paper's network: 81 products (B, 4 C) @ (4 C, O)
+as many phases form a *group*, whose products are one batch. For the paper's network: 81 products (B, 4 C) @ (4 C, O)
 and 19 smaller ones. Images pass through the first convolution a few at a time, so that its outputs are transformed
 while they are in cache; all that is kept of them for the backward pass are their signs.
 """
@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, groupby, product
 from math import gcd
@@ -31,6 +32,8 @@ from torchcaps.ops.plan import ConvolutionShape
 NUMBA_SETTINGS = ".numba_config.yaml"
 IN_CACHE = 2**20  # numbers of the first convolution's outputs to have in hand
 SCRATCH = 2**17  # numbers that a thread has in hand while it transforms
+ROUND_NUMBER = 16  # of images to go backward with: a plan for every number would be too many
+MOST_WITH_GRADIENT = 0.9  # of the images, or leaving the others out costs more than it saves
 
 
 @lru_cache(maxsize=1)
@@ -114,7 +117,7 @@ class Places(NamedTuple):
 
 
 class Points:
-    """The points of all phases, those that belong to the same phases next to each other."""
+    """The points of all phases, those that belong to as many phases next to each other: a *group*."""
 
     def __init__(self, row_points: Sequence[int], col_points: Sequence[int]) -> None:
         """How many points each phase has, along the rows and along the columns."""
@@ -126,16 +129,19 @@ class Points:
             )
             for point in product(range(max(row_points)), range(max(col_points)))
         }
-        self.order = sorted(self.phases, key=self.phases.__getitem__)
-        self.groups = [(len(list(points)), len(key)) for key, points in groupby(self.order, self.phases.__getitem__)]
+        self.order = sorted(self.phases, key=self._phase_count)
+        self.groups = [(len(list(points)), phases) for phases, points in groupby(self.order, self._phase_count)]
         self.count = sum(points * phases for points, phases in self.groups)
+
+    def _phase_count(self, point: tuple[int, int]) -> int:
+        return len(self.phases[point])
 
     def places(self, phase: int, rows: int, channels: int) -> Places:
         """Where the rows of each point of a phase begin in an array of all groups, and how far they are apart."""
-        before = dict(zip(self.order, accumulate((len(self.phases[point]) for point in self.order), initial=0)))
+        before = dict(zip(self.order, accumulate(map(self._phase_count, self.order), initial=0)))
         mine = [point for point in self.phases if phase in self.phases[point]]
         offsets = [(before[point] * rows + self.phases[point].index(phase)) * channels for point in mine]
-        return Places(offsets, [len(self.phases[point]) * channels for point in mine])
+        return Places(offsets, [self._phase_count(point) * channels for point in mine])
 
     def total_places(self, rows: int, channels: int) -> Places:
         """The same in the array (points, rows, channels) of sums over the phases."""
@@ -217,9 +223,10 @@ class CompiledPlan:
     """All transforms of a convolution of ``shape`` with tiles of ``tile`` outputs."""
 
     def __init__(self, shape: ConvolutionShape, tile: tuple[int, int]) -> None:
-        self.shape = shape
+        self.shape, self.tile = shape, tile
         down, across = self.used = shape.used
-        self.rows = len(_starts(shape.size[0], tile[0])) * len(_starts(shape.size[1], tile[1])) * shape.batch
+        self.tiles = len(_starts(shape.size[0], tile[0])) * len(_starts(shape.size[1], tile[1]))
+        self.rows = self.tiles * shape.batch
         taps = taps_of_phases(shape.kernel, shape.stride)
         self.points = Points(*([width + count - 1 for count in taps] for width in tile))
         phases = [((p, q), (taps[p], taps[q])) for p, q in product(range(shape.stride), repeat=2)]
@@ -267,10 +274,16 @@ class CompiledPlan:
             channels=shape.outputs,
         )
 
+    @property
+    def in_hand(self) -> int:
+        """How many images to have in hand at a time: an even number, which two or four threads can share."""
+        images = max(1, IN_CACHE // (self.used[0] * self.used[1] * self.shape.channels))
+        return min(images + images % 2, self.shape.batch)
+
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Images to have in hand at a time: the first of them and their number."""
-        size = max(1, IN_CACHE // (self.used[0] * self.used[1] * self.shape.channels))
-        return ((start, min(size, self.shape.batch - start)) for start in range(0, self.shape.batch, size))
+        """The first image to have in hand and their number."""
+        size, batch = self.in_hand, self.shape.batch
+        return ((start, min(size, batch - start)) for start in range(0, batch, size))
 
     def patches(self, images: Tensor, start: int, count: int, window: int) -> Tensor:
         """Image patches, each with a one for the bias: (count * down * across, C_in * window**2 + 1)."""
@@ -305,6 +318,14 @@ class CompiledPlan:
         """(points, T * U * B, phases * C) for each group."""
         return self.points.split(values, self.rows, self.shape.channels)
 
+    def taken(self, values: Tensor, images: Tensor, fewer: CompiledPlan) -> Tensor:
+        """The values at all points of some images, (n,), as the plan for so many has them."""
+        result = fewer.points.empty(fewer.rows, self.shape.channels, values)
+        for group, part in zip(self.sample_groups(values), fewer.sample_groups(result)):
+            by_image, chosen = (array.view(len(array), self.tiles, -1, array.shape[2]) for array in (group, part))
+            torch.index_select(by_image, 2, images, out=chosen)
+        return result
+
     def total_groups(self, totals: Tensor) -> Iterator[Tensor]:
         """(points, T * U * B, O) for each group."""
         return iter(torch.split(totals, [points for points, _ in self.points.groups]))
@@ -313,7 +334,7 @@ class CompiledPlan:
         return like.new_empty(len(self.points.order), self.rows, self.shape.outputs)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def compiled_plan(shape: ConvolutionShape, tile: tuple[int, int]) -> CompiledPlan:
     return CompiledPlan(shape, tile)
 
@@ -365,13 +386,17 @@ class CompiledPair(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         images, weight1, samples, kernels, signs = ctx.saved_tensors
         plan: CompiledPlan = ctx.plan
-        shape, window = plan.shape, weight1.shape[2]
         needs_images, needs_weight1, needs_bias1, needs_weight2, needs_bias2 = ctx.needs_input_grad[:5]
         needs_first = needs_weight1 or needs_bias1
+        if not needs_images and (some := _with_gradient(gradient)) is not None:
+            fewer = compiled_plan(replace(plan.shape, batch=len(some)), plan.tile)
+            samples = plan.taken(samples, some, fewer)
+            gradient, images, signs, plan = gradient[some], images[some], signs[some], fewer
+        shape, window = plan.shape, weight1.shape[2]
         totals = plan.new_totals(images)
         plan.outputs.spread(gradient.contiguous(), totals, items=shape.batch)
         weight2_gradient = image_gradient = None
-        first_gradient = images.new_zeros(weight1[0].numel() + 1, shape.channels)
+        first_gradient = images.new_empty(weight1[0].numel() + 1, shape.channels)
         if needs_weight2:
             of_kernels = torch.empty_like(kernels)
             for total, values, of_kernel in zip(
@@ -388,16 +413,19 @@ class CompiledPair(torch.autograd.Function):
             ):
                 torch.bmm(total, kernel, out=of_values)
             image_gradient = torch.zeros_like(images) if needs_images else None
+            first_gradients = images.new_zeros(plan.in_hand, *first_gradient.shape)
             for start, count in plan.chunks():
                 of_hidden = images.new_empty(count * plan.used[0] * plan.used[1], shape.channels)
                 plan.samples.collect(
                     of_samples, of_hidden, items=count, before=start, signs=signs[start], slope=ctx.negative_slope
                 )
-                if needs_first:
-                    first_gradient.addmm_(plan.patches(images, start, count, window).T, of_hidden)
+                if needs_first:  # image by image: each thread has written some, and has them in its cache
+                    patches = plan.patches(images, start, count, window).view(count, -1, len(first_gradient))
+                    first_gradients[:count].baddbmm_(patches.mT, of_hidden.view(count, -1, shape.channels))
                 if image_gradient is not None:
                     of_patches = of_hidden @ weight1.flatten(1)
                     plan.set_image_gradient(image_gradient[start : start + count], of_patches, window)
+            torch.sum(first_gradients, 0, out=first_gradient)
         return (
             image_gradient,
             first_gradient[:-1].T.reshape(weight1.shape) if needs_weight1 else None,
@@ -408,6 +436,16 @@ class CompiledPair(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _with_gradient(gradient: Tensor) -> Tensor | None:
+    """The numbers of the images that have any, with a few others to make a round number; None if most have."""
+    batch = len(gradient)
+    given = gradient.flatten(1).ne(0).any(1)
+    count = max(1, -(-int(given.sum()) // ROUND_NUMBER)) * ROUND_NUMBER
+    if count > MOST_WITH_GRADIENT * batch:
+        return None
+    return given.to(torch.uint8).argsort(descending=True, stable=True)[:count].sort().values
 
 
 def first_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:

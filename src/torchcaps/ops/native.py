@@ -60,7 +60,7 @@ PATCHES = np.dtype(
         for name in ("source", "target", "images", "channels", "rows", "cols", "window", "down", "across")
     ]
 )
-SQUASH = np.dtype([(name, np.int64) for name in ("totals", "poses", "lengths", "count", "size")])
+SQUASH = np.dtype([(name, np.int64) for name in ("totals", "poses", "lengths", "result", "count", "size")])
 Job = np.ndarray[Any, Any]
 
 # Whatever runtime torch was linked with is found through torch. A library without these functions raises
@@ -212,6 +212,15 @@ _add_sum = _weighted_sum(add=True)
 _send_sum = _weighted_sum(past_cache=True)
 
 
+@_inlined
+def _put_sum(alone, terms, weights, source, stride, target, length):
+    """Set the target if no other sum goes there, or add to it."""
+    if alone:
+        _set_to_sum(terms, weights, source, stride, target, length)
+    else:
+        _add_sum(terms, weights, source, stride, target, length)
+
+
 @intrinsic
 def _fence(context: Any) -> Any:
     """Wait until what was stored past the cache can be read by others."""
@@ -221,18 +230,6 @@ def _fence(context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
-
-
-@intrinsic
-def _prefetch(context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flag = ir.IntType(32)
-        function = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
-        prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
-        builder.call(prefetch, [builder.inttoptr(arguments[0], cgutils.voidptr_t), flag(0), flag(3), flag(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 def _elementwise(body: Callable[..., Any]) -> Any:
@@ -288,18 +285,28 @@ def _share(units):
 
 
 @_inlined
+def _channels_first(do, item, first):
+    """One item's numbers (width, row_count) of an array whose channels come first."""
+    return _floats(do.array + 4 * (item * do.channels + first) * do.row_count, do.width * do.row_count)
+
+
+@_inlined
 def _load(do, phase, block, item, first):
     """One item's samples of a phase into the block, through a leaky ReLU if that is asked for."""
     width, rows, channels, slope, signs = do.width, do.row_count, do.channels, do.slope, do.signs
     places = phase.row_samples * phase.col_samples
     positions = _integers(phase.positions, places)
+    if do.channels_first:
+        numbers, samples = _channels_first(do, item, first), _floats(block, places * width)
+        for channel in range(width):
+            for place in range(places):
+                samples[place * width + channel] = numbers[channel * rows + positions[place]]
+        return
     for place in range(places):
         target, position = block + 4 * place * width, positions[place]
         start = (item * rows + position) * channels + first
         if position < 0:
             _clear(0, target, 0, slope, width)
-        elif do.channels_first:
-            _take_apart(do.array + 4 * ((item * channels + first) * rows + position), rows, target, width)
         elif do.rectify:
             _rectify(do.array + 4 * start, target, 0, slope, width)
             if signs:
@@ -314,34 +321,23 @@ def _store(do, phase, block, item, first):
     width, rows, channels, slope = do.width, do.row_count, do.channels, do.slope
     places = phase.row_samples * phase.col_samples
     positions = _integers(phase.positions, places)
+    if do.channels_first:
+        numbers, samples = _channels_first(do, item, first), _floats(block, places * width)
+        for channel in range(width):
+            for place in range(places):
+                numbers[channel * rows + positions[place]] = samples[place * width + channel]
+        return
     for place in range(places):
         source, position = block + 4 * place * width, positions[place]
         if position < 0:
             continue
         start = (item * rows + position) * channels + first
-        if do.channels_first:
-            _put_apart(source, do.array + 4 * ((item * channels + first) * rows + position), rows, width)
-        elif do.signs:
+        if do.signs:
             _rectify_by_signs(source, do.array + 4 * start, do.signs + start, slope, width)
         elif do.bias:
             _add(source, do.array + 4 * start, do.bias + 4 * first, slope, width)
         else:
             _copy(source, do.array + 4 * start, 0, slope, width)
-
-
-@_inlined
-def _take_apart(source, step, target, length):
-    """Numbers ``step`` apart, put next to each other."""
-    numbers, result = _floats(source, length * step), _floats(target, length)
-    for i in range(length):
-        result[i] = numbers[i * step]
-
-
-@_inlined
-def _put_apart(source, target, step, length):
-    numbers, result = _floats(source, length), _floats(target, length * step)
-    for i in range(length):
-        result[i * step] = numbers[i]
 
 
 @_inlined
@@ -360,7 +356,11 @@ def _copy_few(source, target, length):
 @_inlined
 def _scaled_square(totals, size):
     """A scale of at most 1 with which no square overflows, and the square of the length then."""
-    peak = np.float32(1)
+    peak, square = np.float32(1), np.float32(0)
+    for i in range(size):
+        square += totals[i] * totals[i]
+    if square < np.float32(2.0**100):
+        return peak, square
     for i in range(size):
         peak = max(peak, abs(totals[i]))
     scale, square = np.float32(1) / min(peak, np.float32(2.0**100)), np.float32(0)
@@ -391,11 +391,12 @@ def spread(job):
                 _integers(phase.col_starts, phase.col_tiles),
             )
             for t in range(phase.row_tiles):
-                for x in range(phase.row_points):
-                    weights = phase.rows + 4 * (t * phase.row_points + x) * phase.row_terms
-                    _set_to_sum(
-                        phase.row_terms, weights, block + 4 * row_starts[t] * line, line, half + 4 * x * line, line
-                    )
+                samples = block + 4 * row_starts[t] * line
+                for column in range(0, line, do.width):  # what all points of a column read stays in the first cache
+                    for x in range(phase.row_points):
+                        weights = phase.rows + 4 * (t * phase.row_points + x) * phase.row_terms
+                        target = half + 4 * (x * line + column)
+                        _set_to_sum(phase.row_terms, weights, samples + 4 * column, line, target, do.width)
                 for u in range(phase.col_tiles):
                     row = (t * phase.col_tiles + u) * do.all_items + do.before + item
                     for x in range(phase.row_points):
@@ -429,25 +430,30 @@ def collect(job):
                 _integers(phase.row_starts, phase.row_tiles),
                 _integers(phase.col_starts, phase.col_tiles),
             )
-            _clear(0, block, 0, do.slope, phase.row_samples * line)
+            if phase.row_tiles > 1:
+                _clear(0, block, 0, do.slope, phase.row_samples * line)
             for t in range(phase.row_tiles):
-                _clear(0, half, 0, do.slope, phase.row_points * line)
+                if phase.col_tiles > 1:
+                    _clear(0, half, 0, do.slope, phase.row_points * line)
                 for u in range(phase.col_tiles):
                     row = (t * phase.col_tiles + u) * do.all_items + do.before + item
                     for point in range(phase.row_points * phase.col_points):
                         source = do.values + 4 * (offsets[point] + row * leads[point] + first)
                         _copy(source, points + 4 * point * do.width, 0, do.slope, do.width)
-                        for line_ahead in range(do.width // 16):
-                            _prefetch(source + 4 * do.width + 64 * line_ahead)
                     for x in range(phase.row_points):
                         values = points + 4 * x * phase.col_points * do.width
                         for s in range(phase.col_terms):
                             weights = phase.cols + 4 * (u * phase.col_terms + s) * phase.col_points
                             target = half + 4 * (x * line + (col_starts[u] + s) * do.width)
-                            _add_sum(phase.col_points, weights, values, do.width, target, do.width)
-                for r in range(phase.row_terms):
-                    weights = phase.rows + 4 * (t * phase.row_terms + r) * phase.row_points
-                    _add_sum(phase.row_points, weights, half, line, block + 4 * (row_starts[t] + r) * line, line)
+                            _put_sum(
+                                phase.col_tiles == 1, phase.col_points, weights, values, do.width, target, do.width
+                            )
+                for column in range(0, line, do.width):
+                    for r in range(phase.row_terms):
+                        weights = phase.rows + 4 * (t * phase.row_terms + r) * phase.row_points
+                        target = block + 4 * ((row_starts[t] + r) * line + column)
+                        source = half + 4 * column
+                        _put_sum(phase.row_tiles == 1, phase.row_points, weights, source, line, target, do.width)
             _store(do, phase, block, item, first)
 
 
@@ -488,17 +494,18 @@ def squash(job):
 
 @_kernel(SQUASH)
 def squash_gradient(job):
-    """The gradient of totals, written over that of the poses. Of a zero vector it is zero."""
+    """The gradient of totals, the ``result``, from those of poses and lengths. Of a zero vector it is zero."""
     do = numba.carray(job, 1)[0]
     size = do.size
     start, stop = _share(do.count)
     of_lengths = _floats(do.lengths, do.count)
     for capsule in range(start, stop):
-        totals, gradient = _floats(do.totals + 4 * capsule * size, size), _floats(do.poses + 4 * capsule * size, size)
+        totals, of_poses = _floats(do.totals + 4 * capsule * size, size), _floats(do.poses + 4 * capsule * size, size)
+        result = _floats(do.result + 4 * capsule * size, size)
         scale, square = _scaled_square(totals, size)
         along = np.float32(0)
         for i in range(size):
-            along += totals[i] * scale * gradient[i]
+            along += totals[i] * scale * of_poses[i]
         denominator = scale * scale + square
         norm = np.sqrt(square)
         # With u = scale * totals: derivatives of u |u| / denominator and of |u|^2 / denominator
@@ -508,4 +515,4 @@ def squash_gradient(job):
             of_length = np.float32(2) * scale * scale * of_lengths[capsule]
             inward = scale * (along * (scale * scale - square) / norm + of_length) / (denominator * denominator)
         for i in range(size):
-            gradient[i] = across * gradient[i] + inward * totals[i] * scale
+            result[i] = across * of_poses[i] + inward * totals[i] * scale

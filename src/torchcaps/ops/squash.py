@@ -41,22 +41,24 @@ class _Squash(torch.autograd.Function):
         totals = totals.contiguous()
         ctx.save_for_backward(totals)
         poses, lengths = torch.empty_like(totals), totals.new_empty(totals.shape[:-1])
-        _run("squash", totals, poses, lengths)
+        _run("squash", totals=totals, poses=poses, lengths=lengths)
         return poses, lengths
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_poses: Tensor, of_lengths: Tensor) -> Tensor:
         (totals,) = ctx.saved_tensors
-        gradient = of_poses.clone(memory_format=torch.contiguous_format)
-        _run("squash_gradient", totals, gradient, of_lengths.contiguous())
-        return gradient
+        result = torch.empty_like(totals)
+        gradients = {"poses": of_poses.contiguous(), "lengths": of_lengths.contiguous()}
+        _run("squash_gradient", totals=totals, result=result, **gradients)
+        return result
 
 
-def _run(name: str, totals: Tensor, poses: Tensor, lengths: Tensor) -> None:
+def _run(name: str, **tensors: Tensor) -> None:
     kernels = compiled.native()
     assert kernels is not None
     job = np.zeros((), kernels.SQUASH)
-    job["totals"], job["poses"], job["lengths"] = totals.data_ptr(), poses.data_ptr(), lengths.data_ptr()
-    job["count"], job["size"] = lengths.numel(), totals.shape[-1]
+    for part, tensor in tensors.items():
+        job[part] = tensor.data_ptr()
+    job["count"], job["size"] = tensors["lengths"].numel(), tensors["totals"].shape[-1]
     kernels.run(getattr(kernels, name), job)

@@ -106,7 +106,7 @@ def capsule_types(network: Network, image: Tensor, label: int, exciting: Excitin
         share = float(by_type[number])
         colour = FOR if share >= 0 else AGAINST
         grid[row][0].set_ylabel(
-            f"type {number}\n{_signed(share)}", size=8, rotation=0, ha="right", va="center", color=colour
+            f"type {number}\n{share:+.2f}".replace("-", "−"), size=8, rotation=0, ha="right", va="center", color=colour
         )
         if exciting is not None:
             for axes, patch in zip(grid[row][1:], patches(network, exciting, number, count)):
@@ -321,7 +321,3 @@ def _reach(maps: Tensor) -> float:
     """The largest absolute number of maps, for a scale with zero in its middle."""
     largest = float(maps.abs().max()) if maps.numel() else 0.0
     return largest if np.isfinite(largest) and largest > 1e-12 else 1e-12
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,9 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import evaluation_batches
-from torchcaps.data.splits import Batch, Split
+from torchcaps.data.splits import Batch
 from torchcaps.functional import Capsules
 from torchcaps.layers.stem import evaluating
 from torchcaps.models.base import Network
@@ -38,42 +36,27 @@ class Pictures(Callback):
 
     def on_finish(self, finished: Finished) -> None:
         try:
-            draw_run(
-                finished.folder.path,
-                metrics=finished.folder.read_metrics(),
-                evaluation=finished.test,
-                network=finished.network,
-                classes=finished.plan.data.classes,
-                split=finished.plan.data.test,
-                augmentation=finished.plan.augmentation,
-            )
+            draw_run(finished)
         except Exception as error:  # fonts, names that are no text, a full disk: whatever drawing runs into
             say(f"the pictures could not be drawn ({error}).")
 
 
-def draw_run(
-    folder: Path,
-    *,
-    metrics: Metrics,
-    evaluation: Evaluation,
-    network: Network,
-    classes: Sequence[str],
-    split: Split,
-    augmentation: Augmentation,
-) -> None:
+def draw_run(finished: Finished) -> None:
     """Draw everything there is to show of a finished run into its folder."""
-    device = next(network.parameters()).device
-    sample = next(evaluation_batches(split, batch_size=SAMPLE, augmentation=augmentation, limit=SAMPLE)).on(device)
+    network, plan = finished.network, finished.plan
+    classes = plan.data.classes
+    batches = evaluation_batches(plan.data.test, batch_size=SAMPLE, augmentation=plan.augmentation, limit=SAMPLE)
+    sample = next(batches).on(network.mean.device)
     with evaluating(network):
         figures = {
-            "curves": curves(metrics),
-            "confusion": confusion(evaluation, classes),
+            "curves": curves(finished.folder.read_metrics()),
+            "confusion": confusion(finished.test, classes),
             "coefficients": coefficients(network, sample, classes),
         }
         if network.decoder is not None:
             figures["reconstructions"] = reconstructions(network, sample, classes)
     for name, figure in figures.items():
-        save(figure, folder / f"{name}.png")
+        save(figure, finished.folder.path / f"{name}.png")
 
 
 def curves(metrics: Metrics) -> Figure:

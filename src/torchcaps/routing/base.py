@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from torch import Tensor, nn
 
 from torchcaps.functional import Capsules, capsules_from_totals
@@ -30,6 +32,11 @@ def finite(name: str, value: float) -> float:
     return float(value)
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python, which a file can hold."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 class Routing(nn.Module, ABC):
     """Turns votes for output capsules into output capsules.
 
@@ -49,12 +56,29 @@ class Routing(nn.Module, ABC):
     connected: bool = False
     """Whether it has been given to a layer."""
 
+    _kept: dict[str, Any] | None = None
+
     def __new__(cls, *positional: Any, **settings: Any) -> Self:
         if positional:
             raise TypeError(f"the options of {cls.__name__} are keyword arguments, such as {cls.__name__}(start=1.0)")
         routing = super().__new__(cls)
         object.__setattr__(routing, "settings", settings)
         return routing
+
+    def current_settings(self) -> dict[str, Any]:
+        """The keyword arguments that make it again as it is now: what it keeps of them may have been changed since."""
+        given = {name: _plain(value) for name, value in self.settings.items()}
+        kept = self._kept or {}
+        now = {name: _plain(getattr(self, name)) for name in kept}
+        return given | {name: now[name] for name, value in kept.items() if now[name] != value}
+
+    def _kept_arguments(self) -> dict[str, Any]:
+        """The arguments that it keeps, as they are, under their own names; others may be kept converted."""
+        parameters = inspect.signature(type(self)).parameters
+        given = {name: parameter.default for name, parameter in parameters.items()} | self.settings
+        plain = {name: _plain(value) for name, value in given.items()}
+        simple = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str)}
+        return {name: value for name, value in simple.items() if getattr(self, name, None) == value}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -73,6 +97,7 @@ class Routing(nn.Module, ABC):
         """Become the routing of a layer, and of no other."""
         if self.connected:
             raise ValueError("this routing object belongs to another layer already: make one for each layer")
+        self._kept = self._kept_arguments()
         self.connect(inputs, outputs, output_size)
         self.connected = True
 

@@ -27,7 +27,5 @@ def own_name(routing: type[Routing]) -> str:
     >>> own_name(DynamicRouting)
     'dynamic'
     """
-    for name, known in ROUTINGS.items():
-        if known is routing:
-            return name
-    return f"{routing.__module__}:{routing.__qualname__}"
+    names = {known: name for name, known in ROUTINGS.items()}
+    return names.get(routing, f"{routing.__module__}:{routing.__qualname__}")

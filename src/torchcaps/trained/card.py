@@ -66,7 +66,8 @@ def card(
         result: what came out of the training.
         error: test error in percent and the number of test images, if they are not the result's.
     """
-    sections = [FRONT + f"# {_title(network, result)}", _summary(network), _facts(network, result, error)]
+    on = f" on {_plain(_without_place(result.data))}" if result else ""
+    sections = [f"{FRONT}# torchcaps {network.config.name}{on}", _summary(network), _facts(network, result, error)]
     sections.append(_loading(network, files or {}))
     sections.append(_input(network))
     if config is not None:
@@ -120,10 +121,6 @@ def _remark(path: Path, report: ExportReport | None, written: str) -> str:
         before, after = report.error_percent
         remark += f", test error {before:.2f} % -> {after:.2f} % of {report.test_images:,} images"
     return remark
-
-
-def _title(network: Network, result: RunResult | None) -> str:
-    return f"torchcaps {network.config.name}" + (f" on {_plain(_without_place(result.data))}" if result else "")
 
 
 def _summary(network: Network) -> str:

@@ -95,7 +95,9 @@ def export(
     folded.decoder = folded.decoder if to == "safetensors" else None
     stored = _rounded(folded, precision)
     real = images is not None
-    tried = _random_images(network) if images is None else images.cpu().float()
+    if images is None:
+        images = torch.rand(RANDOM_IMAGES, *network.image_shape, generator=torch.Generator().manual_seed(0))
+    tried = images.cpu().float()
     if tuple(tried.shape[1:]) != network.image_shape or not len(tried):
         raise ValueError(f"images must have shape (B, {', '.join(map(str, network.image_shape))})")
     check_replaceable(path)
@@ -317,11 +319,6 @@ def _answers(network: Network) -> Answers:
         return capsules.activations, capsules.poses
 
     return answer
-
-
-def _random_images(network: Network) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(RANDOM_IMAGES, *network.image_shape, generator=generator)
 
 
 def _difference(given: Any, expected: Any) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from torchcaps.data.images import read_image
 from torchcaps.errors import UserError
@@ -25,18 +26,23 @@ class ImagePrediction:
     problem: str | None = None
 
 
+def read_files(network: Network, paths: Iterable[Path]) -> tuple[dict[Path, Tensor], dict[Path, str]]:
+    """Image files of any size and mode as pixels, and what is wrong with those that cannot be read."""
+    shape = network.task.source_shape or network.image_shape
+    pixels, problems = {}, {}
+    for path in paths:
+        try:
+            pixels[path] = read_image(path, image_shape=shape, fit=network.task.fit)
+        except UserError as error:
+            problems[path] = str(error)
+    return pixels, problems
+
+
 def predict_files(network: Network, paths: Sequence[Path]) -> Iterator[ImagePrediction]:
     """Classify image files of any size and mode. One that cannot be read is reported, and the rest goes on."""
-    shape = network.task.source_shape or network.image_shape
     for start in range(0, len(paths), network.evaluation_batch):
         chosen = paths[start : start + network.evaluation_batch]
-        problems: dict[Path, str] = {}
-        pixels = {}
-        for path in chosen:
-            try:
-                pixels[path] = read_image(path, image_shape=shape, fit=network.task.fit)
-            except UserError as error:
-                problems[path] = str(error)
+        pixels, problems = read_files(network, chosen)
         answers = {}
         if pixels:
             prediction = network.predict(network.prepare(torch.stack(list(pixels.values()))))

@@ -94,7 +94,7 @@ class TrainedRun:
             changed["folder"] = data_folder
         if data is not None and data != config.data.name:
             changed["name"] = data
-        if not _has_own_shape(str(changed.get("name", config.data.name))):
+        if str(changed.get("name", config.data.name)).startswith(("folder:", "csv:")):  # brought to any shape
             channels, side, _ = self.network.task.source_shape or self.network.image_shape
             changed |= {"image_size": side, "channels": channels}
         run = config.run.replace(keep="last", patience=None)  # the best state has been chosen
@@ -242,11 +242,6 @@ class TrainedRun:
 def sample_images(split: Split, augmentation: Augmentation, count: int) -> Tensor:
     """At most this many images (B, C, H, W) as the network sees them, from all over a split."""
     return augmentation.centre(split.fetch(evaluated(split, count))).on("cpu").images
-
-
-def _has_own_shape(data: str) -> bool:
-    """Whether a data set's images have a size of their own, unlike image files, which are brought to any."""
-    return not data.startswith(("folder:", "csv:"))
 
 
 def _count(labels: int) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import cast
+
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 
+from torchcaps.backward import SampledBackward
+from torchcaps.data import stateless
 from torchcaps.data.splits import Batch
 from torchcaps.functional import Capsules, at_least_float32, presence, reconstruction_loss
 from torchcaps.models.base import Network, Output
+from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.schedule import rate_factor
 
@@ -70,7 +76,8 @@ class AlternatingTrainer:
             self.optimiser.zero_grad()  # first, so that the old gradients' memory is free for what follows
             if self.ascent is not None:
                 self.ascent.zero_grad()
-            output, capsules = self._forward(batch.images, labels_to_draw)
+            with self._sampled_backward(step, turn):
+                output, capsules = self._forward(batch.images, labels_to_draw)
             losses = self._losses(output, batch, step)
             last = turn == config.weight_steps - 1
             if self.ascent and coefficient_steps and config.alternation == "fused" and last:
@@ -100,6 +107,25 @@ class AlternatingTrainer:
         with self.network.register_forward_hook(keep):  # and no longer: copies of the network have no hooks
             output: Output = self._module(images, labels_to_draw)
         return output, kept[-1]
+
+    def _sampled_backward(self, step: int, turn: int) -> contextlib.AbstractContextManager[object]:
+        """Within it, a forward pass whose backward pass will leave out images, if that is wanted."""
+        noise = self._config.optimiser.backward_noise
+        if not noise:
+            return contextlib.nullcontext()
+        key = stateless.key(self._config.run.seed, step, turn, "backward")
+        sample = SampledBackward(
+            noise,
+            draw=lambda: (1 + stateless.random_uniform(key, torch.zeros((), dtype=torch.long)).item()) / 2,
+            gather=lambda sizes: cast(Tensor, self._fabric.all_gather(sizes)).flatten(),
+            rank=self._fabric.global_rank,
+        )
+
+        def hook(front: nn.Module, images: object, capsules: Capsules) -> None:
+            capsules.totals.register_hook(sample)  # type: ignore[no-untyped-call]
+
+        assert isinstance(self.network, CapsuleNetwork)  # as the configuration has checked
+        return self.network.front.register_forward_hook(hook)
 
     def _set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self._rates):

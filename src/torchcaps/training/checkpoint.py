@@ -13,6 +13,7 @@ from torchcaps.atomic import DamagedFile, sweep
 from torchcaps.errors import UserError
 from torchcaps.settings import shown
 from torchcaps.storage import read_tensors, write_tensors
+from torchcaps.training.config import TrainingConfig
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 
@@ -119,6 +120,11 @@ def _set_aside(path: Path, ending: str) -> None:
 
 
 def changes(stored: dict[str, Any], given: dict[str, Any]) -> str:
-    """The settings that differ, with what they were and what they are; empty if none do."""
-    names = sorted(name for name in stored.keys() | given.keys() if stored.get(name) != given.get(name))
-    return "; ".join(f"{name[:60]} was {shown(stored.get(name))}, is {shown(given.get(name))}" for name in names[:10])
+    """The settings that differ, with what they were and what they are; empty if none do.
+
+    What an older version did not have yet was as it is by default now.
+    """
+    later = {name: value for name, value in TrainingConfig().determining().items() if name in given}
+    before = later | stored
+    names = sorted(name for name in before.keys() | given.keys() if before.get(name) != given.get(name))
+    return "; ".join(f"{name[:60]} was {shown(before.get(name))}, is {shown(given.get(name))}" for name in names[:10])

@@ -68,6 +68,13 @@ class OptimiserConfig(Settings):
     average: float = setting(
         "decay of a running average of the weights, which is then used (0: none)", default=0.0, least=0, below=1
     )
+    backward_noise: float = setting(
+        "noise that gradients may gain, as a share of their mean square, by leaving most images with small gradients "
+        "out of the convolutions' backward pass; capsnet only, faster with the extra 'fast' (0: all images)",
+        default=0.0,
+        least=0,
+        most=10,
+    )
     reconstruction_weight: float = setting(
         "weight of the summed squared reconstruction error", default=0.0005, least=0, most=1000
     )
@@ -251,6 +258,8 @@ class TrainingConfig(Settings):
         if self.model.name != CapsNetConfig.name and (self.routing.settings or self.routing.name not in own):
             given = ", ".join(self.routing.settings) or self.routing.name
             raise SettingError("routing", f"of the model {self.model.name} cannot be changed: take away {given}")
+        if self.model.name != CapsNetConfig.name and self.optimiser.backward_noise:
+            raise SettingError("backward_noise", f"cannot be had with the model {self.model.name}")
         if self.ascent.shrinkage != "gradient" and self.optimiser.average:
             raise SettingError("average", f"would blur the zeros that shrinkage {self.ascent.shrinkage} makes")
 

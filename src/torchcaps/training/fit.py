@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -65,14 +65,13 @@ class Interrupted(UserError):
         self.exit_code = 128 + signal_number
 
 
-class Finished:
+class Finished(NamedTuple):
     """A run that has just ended, with what pictures of it need."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, network: Network, test: Evaluation) -> None:
-        self.folder = folder
-        self.plan = plan
-        self.network = network
-        self.test = test
+    folder: RunFolder
+    plan: Plan
+    network: Network
+    test: Evaluation
 
 
 def fit(

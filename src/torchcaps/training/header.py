@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchcaps.data.config import AugmentationConfig
 from torchcaps.data.datasets import DataSet
-from torchcaps.data.splits import OverlappingDigits, Split
+from torchcaps.data.splits import OverlappingDigits
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.training.plan import Plan
@@ -56,17 +56,14 @@ def memory_needed(plan: Plan, network: Network) -> int:
 def memory_of_images(data: DataSet) -> int:
     """The bytes of a data set's images, which are in memory already."""
     splits = [split for split in (data.train, data.validation, data.test) if split is not None]
-    return sum(_images_held(split) * math.prod(split.image_shape) for split in splits)
+    held = (len(split.labels) if isinstance(split, OverlappingDigits) else len(split) for split in splits)
+    return sum(count * math.prod(split.image_shape) for count, split in zip(held, splits))
 
 
 INTERPRETER = 600 * 2**20
 """What Python and the libraries take by themselves."""
 COPIES = 11
 """Of the weights, at the most: with gradients, averages, transforms, and what an evaluation and a checkpoint hold."""
-
-
-def _images_held(split: Split) -> int:
-    return len(split.labels) if isinstance(split, OverlappingDigits) else len(split)  # others are made when needed
 
 
 def check_memory(plan: Plan, network: Network) -> None:

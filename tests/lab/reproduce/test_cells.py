@@ -7,7 +7,7 @@ from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.budgets import BUDGETS, Budget, differences
 from torchcaps.lab.reproduce.cells import all_cells, select
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS
-from torchcaps.lab.results import changed_settings
+from torchcaps.lab.results import all_settings
 from torchcaps.settings import SettingError
 from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.files import read_config
@@ -85,7 +85,7 @@ def test_a_cells_recipe_is_all_that_is_needed_to_train_it(tmp_path):
 
 def test_what_differs_from_the_paper_is_found_out():
     benchmark = BENCHMARKS["mnist"]
-    paper, cpu = (changed_settings(BUDGETS[name].config(benchmark, "l2", 3)) for name in ("paper", "cpu"))
+    paper, cpu = (all_settings(BUDGETS[name].config(benchmark, "l2", 3)) for name in ("paper", "cpu"))
     assert differences(paper, benchmark, "l2") == {}
     changed = differences(cpu, benchmark, "l2")
     assert changed["optimiser.schedule"][0] == "staircase"
@@ -108,3 +108,13 @@ def test_the_length_of_a_cell_may_be_given_in_epochs():
     cell = all_cells("cpu", ROOT)[0]
     config = cell.config.replace(run=RunConfig(epochs=2, batch_size=128))
     assert dataclasses.replace(cell, config=config).total_steps == 2 * (60_000 // 128)
+
+
+def test_how_others_ascend_is_no_setting_of_a_cell_that_does_not():
+    def recipe(gamma: float) -> Budget:
+        return Budget("", lambda benchmark, method: {"data": {"name": benchmark.data}, "ascent": {"gamma": gamma}})
+
+    benchmark = BENCHMARKS["fashion-mnist"]
+    for method, changes in {"dr": False, "uniform-fc": False, "l2": True, "l1-fc": True}.items():
+        gentle, strong = (recipe(gamma).config(benchmark, method, 0) for gamma in (0.01, 0.1))
+        assert (gentle != strong) is changes

@@ -59,9 +59,10 @@ class Worker:
         self.dead = False
 
     def warm_up(self, seconds: float) -> None:
-        """Two calls that do not count, the second to find how many calls take about ``seconds``."""
+        """Calls that do not count; the second is to find how many take about ``seconds``."""
         self._ask(1)  # memory is mapped and kernels are chosen in the first call
         self._calls = max(1, round(seconds / max(1e-9, self._ask(1))))
+        self._ask(self._calls)  # and memory that is kept finds its place within some more
 
     def take_turn(self) -> None:
         if not self.dead and not (self.times and self.times[0] > SLOW):

@@ -11,6 +11,8 @@ from torchcaps.lab.reproduce.paper import METHODS, Benchmark
 from torchcaps.training.config import TrainingConfig
 
 Values = Mapping[str, Mapping[str, Any]]
+ASCENDING = ("l2", "l1")
+"""The routings whose coefficients ascend."""
 BOOKKEEPING = ("run.log_every", "run.evaluate_every", "run.evaluation_images", "run.checkpoint_every", "run.seed")
 """Settings that are no matter for the outcome, or differ between the runs of a cell."""
 
@@ -31,7 +33,10 @@ class Budget:
 
     def config(self, benchmark: Benchmark, method: str, seed: int) -> TrainingConfig:
         values = {section: dict(part) for section, part in self.recipe(benchmark, method).items()}
-        values["routing"] = _routing(values.get("routing", {}), METHODS[method].routing)
+        routing = METHODS[method].routing
+        values["routing"] = _routing(values.get("routing", {}), routing)
+        if routing not in ASCENDING:  # a recipe that changes how others ascend does not change this cell
+            values.pop("ascent", None)
         values.setdefault("model", {})["reconstruction"] = benchmark.reconstructs(method)
         values.setdefault("run", {})["seed"] = seed
         return TrainingConfig.from_mapping(values)
@@ -102,13 +107,11 @@ def differences(settings: Mapping[str, Any], benchmark: Benchmark, method: str) 
     """In what the settings of a run differ from the paper's: name -> (the paper's, the run's).
 
     Args:
-        settings: those that differ from the defaults, as a row of ``results.csv`` has them.
+        settings: as a row of ``results.csv`` has them.
         benchmark, method: the cell.
     """
-    from torchcaps.lab.results import OPEN, changed_settings, defaults_of
+    from torchcaps.lab.results import OPEN, all_settings
 
-    paper = BUDGETS["paper"].config(benchmark, method, 0)
-    published, defaults = changed_settings(paper), defaults_of(paper)
-    names = [name for name in dict.fromkeys([*published, *settings]) if name not in BOOKKEEPING]
-    pairs = {name: tuple(part.get(name, defaults.get(name)) for part in (published, settings)) for name in names}
+    paper = all_settings(BUDGETS["paper"].config(benchmark, method, 0))
+    pairs = {name: (paper.get(name), value) for name, value in settings.items() if name not in BOOKKEEPING}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not any(part in OPEN for part in pair)}

@@ -14,7 +14,7 @@ from torchcaps.atomic import write_atomically
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.budgets import BUDGETS
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, Benchmark
-from torchcaps.lab.results import VIEWS, agrees, changed_settings
+from torchcaps.lab.results import VIEWS, agrees, all_settings
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.defaults import filled_in
 from torchcaps.training.files import to_yaml
@@ -88,7 +88,7 @@ class Cell:
 
     def check_settings(self) -> None:
         """Refuse what was begun here with other settings, for another budget perhaps."""
-        if not agrees(self.config, changed_settings(self.folder.config())):
+        if not agrees(self.config, all_settings(self.folder.config())):
             raise UserError(
                 f"{self.folder.path} was trained with other settings. Choose another --out, or remove that folder."
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -38,9 +37,7 @@ class CellDisplay:
             self.refresh()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 
@@ -84,7 +81,8 @@ class CellDisplay:
         """None as long as nothing has run."""
         for cell in self._cells:
             if reached[cell.name] and not (cell.done and cell.name in self._pace):
-                self._pace[cell.name] = _seconds(cell) / reached[cell.name]
+                seconds = cell.result().seconds if cell.done else cell.folder.read_metrics()[-1]["seconds"] or 0.0
+                self._pace[cell.name] = seconds / reached[cell.name]
         left = [(cell.total_steps - reached[cell.name]) * self._expected_pace(cell) for cell in self._cells]
         return sum(left) / self.side_by_side if self._pace else None
 
@@ -100,11 +98,6 @@ class CellDisplay:
 
 def _reached(cell: Cell) -> int:
     return cell.total_steps if cell.done else cell.steps_done()
-
-
-def _seconds(cell: Cell) -> float:
-    """Seconds so far; of a cell that is done, with its start and its evaluations."""
-    return cell.result().seconds if cell.done else cell.folder.read_metrics()[-1]["seconds"] or 0.0
 
 
 def _spoken(seconds: float | None) -> str:

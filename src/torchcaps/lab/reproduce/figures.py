@@ -152,7 +152,8 @@ def convergence(benchmark: Benchmark, found: Columns) -> Figure:
             continue
         length = min(map(len, curves))
         points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
-        on_fewer = any("evaluation_images" in name for name in column.runs[0].settings)  # all but the last
+        settings = column.runs[0].settings
+        on_fewer = bool(settings.get("run.evaluation_images") or settings.get("evaluation_images"))  # all but the last
         label = f"{column.title} (n = {len(curves)})"
         for axes, places in ((by_step, points[0, :, 0]), (by_time, np.median(points[:, :, 1], axis=0))):
             _band(axes, places, points[:, :, 2], method, label, apart=on_fewer)

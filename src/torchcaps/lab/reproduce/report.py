@@ -46,7 +46,8 @@ class Report:
         self.reconstruction = folder / "reconstruction.json"
         self.reconstruction_picture = self.pictures / "reconstruction.png"
         self.results = Results.read(folder)
-        self.columns = {benchmark.data: figures.columns(self.results, benchmark) for benchmark in BENCHMARKS.values()}
+        columns = {data: figures.columns(self.results, benchmark) for data, benchmark in BENCHMARKS.items()}
+        self.columns = {data: found for data, found in columns.items() if found}
         self.runs = [run for found in self.columns.values() for column in found.values() for run in column.runs]
 
     @property
@@ -106,10 +107,8 @@ class Report:
         yield "Test error in percent: mean ± standard deviation over seeds where there are several."
         rows: Table = []
         methods = [method for method in METHODS if any(method in found for found in self.columns.values())]
-        for benchmark in BENCHMARKS.values():
-            found = self.columns[benchmark.data]
-            if not found:
-                continue
+        for data, found in self.columns.items():
+            benchmark = BENCHMARKS[data]
             rows.append([benchmark.title, "paper", *(_number(benchmark.published.get(method)) for method in methods)])
             rows.append(["", "here", *(_error(found.get(method)) for method in methods)])
             if any(column.mean_of_views is not None for column in found.values()):
@@ -129,10 +128,8 @@ class Report:
 
     def _goals(self) -> Iterator[str]:
         lines = []
-        for benchmark in BENCHMARKS.values():
-            found = self.columns[benchmark.data]
-            if not found:
-                continue
+        for data, found in self.columns.items():
+            benchmark = BENCHMARKS[data]
             best = min(found.values(), key=lambda column: column.mean)
             gap = best.mean - benchmark.goal
             met = "reached" if gap <= 0 else f"missed by {gap:.2f} points"
@@ -146,11 +143,7 @@ class Report:
         yield "\n".join(lines)
 
     def _conclusions(self) -> Iterator[str]:
-        comparisons = [
-            comparison
-            for benchmark in BENCHMARKS.values()
-            for comparison in _comparisons(benchmark, self.columns[benchmark.data])
-        ]
+        comparisons = [pair for data, found in self.columns.items() for pair in _comparisons(BENCHMARKS[data], found)]
         yield "## What the numbers allow to say"
         if not comparisons:
             yield "Nothing yet: no method has run beside dynamic routing or uniform coefficients on the same data."
@@ -160,21 +153,21 @@ class Report:
         yield (
             "Differences in points of test error, over the seeds that both methods have, with their 95 % interval; "
             "below zero is better. With several seeds the interval is Student's over the seeds, and never less than "
-            "that of counting mistakes on the test images. With one seed it is the latter alone, which does not know "
-            "what another seed would have given. One in twenty would lie outside by chance."
+            "that of counting mistakes, as if every network had test images of its own. With one seed it is the "
+            "latter alone, which does not know what another seed would have given. One in twenty would lie outside by "
+            "chance."
         )
-        rows: Table = []
-        for comparison in comparisons:
-            rows.append(
-                [
-                    comparison.method.benchmark.title,
-                    f"{comparison.method.title} against {comparison.reference.title}",
-                    f"{comparison.mean:+.2f} ± {comparison.interval:.2f}",
-                    str(len(comparison.seeds)),
-                    "–" if comparison.published is None else f"{comparison.published:+.2f}",
-                    comparison.verdict,
-                ]
-            )
+        rows = [
+            [
+                pair.method.benchmark.title,
+                f"{pair.method.title} against {pair.reference.title}",
+                f"{pair.mean:+.2f} ± {pair.interval:.2f}",
+                str(len(pair.seeds)),
+                "–" if pair.published is None else f"{pair.published:+.2f}",
+                pair.verdict,
+            ]
+            for pair in comparisons
+        ]
         yield _markdown(["", "", "difference", "n", "paper", ""], rows)
         if self.budget != "smoke":
             yield _summary(comparisons)
@@ -189,10 +182,8 @@ class Report:
             "(`evaluation_images`), which may be easier or harder than the rest. Where cells were trained side by side "
             "they shared the machine, with whatever else ran there: their seconds cannot be compared."
         )
-        for benchmark in BENCHMARKS.values():
-            found = self.columns[benchmark.data]
-            if not found:
-                continue
+        for data, found in self.columns.items():
+            benchmark = BENCHMARKS[data]
             figure = figures.convergence(benchmark, found)
             yield self._picture(figure, f"convergence-{benchmark.data}", f"Convergence on {benchmark.title}")
             yield _markdown(
@@ -268,11 +259,13 @@ class Report:
             "whose settings had other names: what was not at its default."
         )
         lines = []
-        for benchmark in BENCHMARKS.values():
+        for data, found in self.columns.items():
             alike: dict[str, list[str]] = {}
-            for column in self.columns[benchmark.data].values():
+            for column in found.values():
                 alike.setdefault(_changes(column), []).append(column.title)
-            lines += [f"- {benchmark.title}, {', '.join(titles)}: {changes}" for changes, titles in alike.items()]
+            lines += [
+                f"- {BENCHMARKS[data].title}, {', '.join(titles)}: {changes}" for changes, titles in alike.items()
+            ]
         yield "\n".join(lines)
         yield "What the paper does not give, and what was chosen: `docs/choices.md` and `docs/hyperparameters.md`."
 
