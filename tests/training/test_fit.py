@@ -185,14 +185,15 @@ def test_two_processes_follow_the_trajectory_of_one(torchcaps, tmp_path, alterna
 def test_torchrun_starts_two_processes_too(tmp_path):
     flags = [*TINY_FLAGS, "--steps", 6, "--accelerator", "cpu", "--out", "run"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
+    done = subprocess.run(
         [*command, "-m", "torchcaps", "train", *map(str, flags)],
         cwd=tmp_path,
-        check=True,
         capture_output=True,
+        text=True,
         timeout=600,
         env=command_environment() | {"OMP_NUM_THREADS": "1"},
     )
+    assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text())["processes"] == 2
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchcaps.ops.bilinear import Matrix, evaluation, inverse, taps_of_phases
+from torchcaps.ops.buffers import buffer
 from torchcaps.ops.plan import ConvolutionShape
 
 NUMBA_SETTINGS = ".numba_config.yaml"
@@ -149,8 +150,8 @@ class Points:
             [self.order.index(point) * rows * channels for point in self.phases], [channels] * len(self.order)
         )
 
-    def empty(self, rows: int, channels: int, like: Tensor) -> Tensor:
-        return like.new_empty(self.count * rows * channels)
+    def empty(self, rows: int, channels: int) -> Tensor:
+        return buffer(self.count * rows * channels)
 
     def split(self, values: Tensor, rows: int, channels: int) -> Iterator[Tensor]:
         """The array of each group: (points, rows, phases * channels)."""
@@ -306,7 +307,7 @@ class CompiledPlan:
     def kernel_values(self, weight: Tensor) -> Tensor:
         """The weight (O, C, k, k) at all points."""
         outputs, channels = weight.shape[:2]
-        values = self.points.empty(outputs, channels, weight)
+        values = self.points.empty(outputs, channels)
         self.taps.spread(weight.contiguous(), values, items=outputs, channels_first=True)
         return values
 
@@ -320,7 +321,7 @@ class CompiledPlan:
 
     def taken(self, values: Tensor, images: Tensor, fewer: CompiledPlan) -> Tensor:
         """The values at all points of some images, (n,), as the plan for so many has them."""
-        result = fewer.points.empty(fewer.rows, self.shape.channels, values)
+        result = fewer.points.empty(fewer.rows, self.shape.channels)
         for group, part in zip(self.sample_groups(values), fewer.sample_groups(result)):
             by_image, chosen = (array.view(len(array), self.tiles, -1, array.shape[2]) for array in (group, part))
             torch.index_select(by_image, 2, images, out=chosen)
@@ -330,8 +331,8 @@ class CompiledPlan:
         """(points, T * U * B, O) for each group."""
         return iter(torch.split(totals, [points for points, _ in self.points.groups]))
 
-    def new_totals(self, like: Tensor) -> Tensor:
-        return like.new_empty(len(self.points.order), self.rows, self.shape.outputs)
+    def new_totals(self) -> Tensor:
+        return buffer(len(self.points.order), self.rows, self.shape.outputs)
 
 
 @lru_cache(maxsize=64)
@@ -357,11 +358,11 @@ class CompiledPair(torch.autograd.Function):
         shape, window = plan.shape, weight1.shape[2]
         images = images.contiguous()
         first = first_matrix(weight1, bias1)
-        samples = plan.points.empty(plan.rows, shape.channels, images)
+        samples = plan.points.empty(plan.rows, shape.channels)
         keep = any(ctx.needs_input_grad)
         signs = None
         if keep:
-            signs = images.new_empty(shape.batch, plan.used[0] * plan.used[1], shape.channels, dtype=torch.uint8)
+            signs = buffer(shape.batch, plan.used[0] * plan.used[1], shape.channels, dtype=torch.uint8)
         for start, count in plan.chunks():
             hidden = torch.mm(plan.patches(images, start, count, window), first.T)
             here = None if signs is None else signs[start]
@@ -369,7 +370,7 @@ class CompiledPair(torch.autograd.Function):
                 hidden, samples, items=count, before=start, signs=here, rectify=True, slope=negative_slope
             )
         kernels = plan.kernel_values(weight2) if kernel_values is None else kernel_values
-        totals = plan.new_totals(images)
+        totals = plan.new_totals()
         for values, kernel, total in zip(
             plan.sample_groups(samples), plan.kernel_groups(kernels), plan.total_groups(totals)
         ):
@@ -393,12 +394,12 @@ class CompiledPair(torch.autograd.Function):
             samples = plan.taken(samples, some, fewer)
             gradient, images, signs, plan = gradient[some], images[some], signs[some], fewer
         shape, window = plan.shape, weight1.shape[2]
-        totals = plan.new_totals(images)
+        totals = plan.new_totals()
         plan.outputs.spread(gradient.contiguous(), totals, items=shape.batch)
         weight2_gradient = image_gradient = None
         first_gradient = images.new_empty(weight1[0].numel() + 1, shape.channels)
         if needs_weight2:
-            of_kernels = torch.empty_like(kernels)
+            of_kernels = buffer(*kernels.shape)
             for total, values, of_kernel in zip(
                 plan.total_groups(totals), plan.sample_groups(samples), plan.kernel_groups(of_kernels)
             ):
@@ -407,7 +408,7 @@ class CompiledPair(torch.autograd.Function):
             plan.taps.collect(of_kernels, weight2_gradient, items=shape.outputs, channels_first=True)
             del of_kernels
         if needs_first or needs_images:
-            of_samples = torch.empty_like(samples)
+            of_samples = buffer(*samples.shape)
             for total, kernel, of_values in zip(
                 plan.total_groups(totals), plan.kernel_groups(kernels), plan.sample_groups(of_samples)
             ):
