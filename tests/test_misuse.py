@@ -26,6 +26,7 @@ from torchcaps.layers.matrix import ConvMatrixCapsules
 from torchcaps.models.cnn import ConvolutionalNetwork
 from torchcaps.optim import Muon, orthogonalised, parameter_groups
 from torchcaps.routing import Routing
+from torchcaps.routing.config import RoutingConfig
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.testing import check_routing
@@ -539,3 +540,38 @@ def test_loading_a_network_does_not_import_the_compiler() -> None:
     code = "import sys, torchcaps; torchcaps.pretrained(); print('torch._dynamo' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+def test_misspelt_options_of_a_routing_list_the_valid_ones() -> None:
+    with pytest.raises(TypeError, match=r"L2Routing: strenght is not a setting \(did you mean strength\?\)"):
+        L2Routing(strenght=1)  # type: ignore[call-arg]
+
+    class Plain(Routing):
+        forward = DynamicRouting.forward
+
+    with pytest.raises(TypeError, match="Plain: start is not a setting: there are none"):
+        Plain(start=1.0)  # type: ignore[call-arg]
+
+
+def test_numbers_become_the_texts_and_floats_that_a_routing_of_ones_own_asks_for() -> None:
+    class Mine(L2Routing.__base__):  # type: ignore[misc, name-defined]
+        def __init__(self, *, share: float = 0.5, mode: str = "a", deep: bool = False, any=None) -> None:
+            super().__init__()
+
+    given = {"share": 1, "mode": 7, "deep": True, "any": 3}
+    made = RoutingConfig(name="here:Mine", settings=given).build(Mine).settings
+    assert made == {"share": 1.0, "mode": "7", "deep": True, "any": 3}
+    assert isinstance(made["share"], float)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 1, 10, 10), (1, 20, 20), (2, 3, 20, 20)])
+def test_images_of_another_shape_are_told_as_such(shape: tuple[int, ...]) -> None:
+    network = CapsuleNetwork((1, 20, 20), 4, conv_channels=16, primary_capsules=4)
+    with pytest.raises(ValueError, match=r"images must be numbers in \[0, 1\], \(B, 1, 20, 20\), not torch.float32"):
+        network(torch.rand(shape))
+
+
+@pytest.mark.parametrize("make", [partial(L1Penalty, "x"), lambda: RoutingAscent(CapsuleLayer(8, 4, 3, 4), gamma="a")])
+def test_texts_are_no_sizes(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be zero or more, and finite, not '[xa]'"):
+        make()

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, final
 
 import torch
@@ -112,9 +113,9 @@ class Penalty:
         """Change the coefficients (I, J) of a layer, numbered from 0, in place after a step of size γ."""
 
 
-def _check_strength(strength: float) -> None:
-    if not 0 <= strength < math.inf:
-        raise ValueError(f"strength (λ) must be zero or more, and finite, not {strength}")
+def _check_size(name: str, value: Any) -> None:
+    if not isinstance(value, Real | Tensor) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be zero or more, and finite, not {value!r}")
 
 
 @final
@@ -131,7 +132,7 @@ class L2Penalty(Penalty):
     proximal: bool = False
 
     def __post_init__(self) -> None:
-        _check_strength(self.strength)
+        _check_size("strength (λ)", self.strength)
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         return None if self.proximal else l2_penalty(coefficients, self.strength)
@@ -156,7 +157,7 @@ class L1Penalty(Penalty):
     proximal: bool = False
 
     def __post_init__(self) -> None:
-        _check_strength(self.strength)
+        _check_size("strength (λ)", self.strength)
 
     def value(self, coefficients: Tensor) -> Tensor | None:
         return None if self.proximal else l1_penalty(coefficients, self.strength)
@@ -184,7 +185,7 @@ class GroupPenalty(Penalty):
     types: int | None = None
 
     def __post_init__(self) -> None:
-        _check_strength(self.strength)
+        _check_size("strength (λ)", self.strength)
         if self.types is not None and (not isinstance(self.types, int) or self.types < 1):
             raise ValueError(f"types must be a whole number from 1, not {self.types}")
 
@@ -277,7 +278,7 @@ class RoutingAscent(torch.optim.Optimizer):
             raise ValueError(
                 "the network has no discriminative routing (L2Routing, L1Routing in a layer) whose coefficients ascend"
             )
-        _check_gamma(gamma)
+        _check_size("gamma", gamma)
         parts = {
             "objective": (objective, Objective, "Balanced()"),
             "penalty": (penalty, Penalty, "L2Penalty(1e-5)"),
@@ -327,7 +328,7 @@ class RoutingAscent(torch.optim.Optimizer):
 
     @gamma.setter
     def gamma(self, value: float) -> None:
-        _check_gamma(value)
+        _check_size("gamma", value)
         self.param_groups[0]["lr"] = value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -411,11 +412,6 @@ class RoutingAscent(torch.optim.Optimizer):
             if self.constraint is not None:
                 self.constraint.restore(coefficients, state["norm"])
             coefficients.grad = None  # what back-propagation of the loss has left there
-
-
-def _check_gamma(gamma: float) -> None:
-    if not 0 <= gamma < math.inf:
-        raise ValueError(f"gamma must be zero or more, and finite, not {gamma}")
 
 
 def _over_processes(tensor: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ Nothing heavy is imported here, so that a signal is answered from the first mome
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -30,6 +32,18 @@ def begin() -> None:
 def heeded() -> list[signal.Signals]:
     """The signals that stop a program, without those that whoever started it wants ignored, as ``nohup`` does."""
     return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within it, the signals that stop a program go to ``handler``. In the main thread, which alone hears them."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in heeded() if main}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _leave_out_the_current_folder() -> None:
@@ -60,7 +74,7 @@ def told(work: Callable[[], int]) -> int:
     """The exit code of some work; whatever goes wrong is told in one sentence.
 
     Args:
-        work: returns an exit code. A :class:`torchcaps.errors.UserError` has the code 2, or its own.
+        work: returns an exit code. A :class:`torchcaps.errors.UserError` has its own.
     """
     from torchcaps.errors import UserError
 
@@ -70,7 +84,7 @@ def told(work: Callable[[], int]) -> int:
             sys.stdout.flush()  # here, where it can still be told that the disk is full
         return code
     except UserError as error:
-        return _fail(str(error), getattr(error, "exit_code", 2))
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("Stopped.", 128 + (_stopped_by or signal.SIGINT))
     except BrokenPipeError:

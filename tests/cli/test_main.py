@@ -40,3 +40,12 @@ def test_errors_are_told_in_the_words_of_the_command_line(monkeypatch, capsys, e
     monkeypatch.setattr(info, "run", failing(error))
     assert main(["info"]) == code
     assert words in capsys.readouterr().err
+
+
+def test_a_misspelt_option_is_told_by_its_command(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--epchs", "3"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: torchcaps train")
+    assert "unrecognized arguments: --epchs 3 (did you mean --epochs?)" in said

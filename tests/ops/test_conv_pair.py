@@ -379,3 +379,19 @@ def test_a_taps_first_parameter_gets_its_gradient_in_the_same_order() -> None:
     assert weight.grad.stride() == weight.stride()
     (reference,) = torch.autograd.grad(reference_pair(*leaves, stride=2).sum(), weight)
     torch.testing.assert_close(weight.grad, reference)
+
+
+@pytest.mark.parametrize("keep", [torch.Tensor.detach, lambda tensor: tensor.view_as(tensor)])
+def test_gradients_do_not_hang_on_how_saved_tensors_are_kept(keep):
+    """Two graphs at once, whose large arrays are held by views alone."""
+    images = [torch.rand(32, 1, 28, 28) for _ in range(2)]
+    weight1, weight2 = torch.randn(32, 1, 9, 9) / 9, (torch.randn(64, 32, 9, 9) / 50).requires_grad_()
+
+    def gradient(pack):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            total = sum(
+                bilinear_conv_pair(image, weight1, None, weight2, None, stride=2).square().sum() for image in images
+            )
+        return torch.autograd.grad(total, weight2)[0]
+
+    assert torch.equal(gradient(keep), gradient(lambda tensor: tensor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -79,13 +80,20 @@ def _parsed(argv: list[str]) -> tuple[argparse.ArgumentParser, Command | None, a
     branches = parser.add_subparsers(metavar="COMMAND", dest="command")
     asked = next((word for word in argv if not word.startswith("-")), None)
     command: Command | None = None
+    asked_parser: argparse.ArgumentParser = parser
     for name, (module, help) in COMMANDS.items():
         leaf = branches.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         if name == asked:
             command = importlib.import_module(f"torchcaps.cli.{module}")
             assert command is not None
             command.add_options(leaf)
-    arguments = parser.parse_args(argv)
+            asked_parser = leaf
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [option for action in asked_parser._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        asked_parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return parser, command, arguments
 
 

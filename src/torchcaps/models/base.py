@@ -122,8 +122,10 @@ class Network(nn.Module, ABC):
         return self.task.image_shape
 
     def normalised(self, images: Tensor) -> Tensor:
-        if not images.is_floating_point():
-            raise ValueError(f"images must be numbers in [0, 1], not {images.dtype}: prepare() makes them so")
+        if images.shape[1:] != self.image_shape or not images.is_floating_point():
+            wanted = ", ".join(map(str, self.image_shape))
+            given = f"{images.dtype} with shape {tuple(images.shape)}"
+            raise ValueError(f"images must be numbers in [0, 1], (B, {wanted}), not {given}: prepare() makes them so")
         return (images - self.mean) / self.std
 
     @abstractmethod
@@ -182,10 +184,6 @@ class Network(nn.Module, ABC):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Prediction:
         """Classify images (B, C, H, W) in [0, 1], a few at a time, in evaluation mode."""
-        if images.ndim != 4 or images.shape[1:] != self.image_shape or not images.is_floating_point():
-            wanted = ", ".join(map(str, self.image_shape))
-            given = f"{images.dtype} with shape {tuple(images.shape)}"
-            raise ValueError(f"images must be numbers in [0, 1], (B, {wanted}), not {given}: prepare() makes them so")
         with evaluating(self):
             parts = [self.forward(part).capsules for part in torch.split(images, self.evaluation_batch)]
         found = torch.cat([self.found(capsules) for capsules in parts])

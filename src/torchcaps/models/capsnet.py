@@ -37,7 +37,8 @@ class CapsuleNetwork(Network):
     Args:
         image_shape: (C, H, W) of the images.
         classes: how many, or their names.
-        routing: of all capsule layers, by default :class:`torchcaps.L2Routing`; or one for each of them.
+        routing: of all capsule layers, by default :class:`torchcaps.L2Routing`; or one for each of them. Of different
+            ones keep the ``state_dict()``: :meth:`save` can name one routing only.
         backbone: a module of your own, or what makes one, in place of the convolutions: images (B, C, H, W) ->
             feature maps (B, channels, h, w).
         labels_per_image: classes that every image shows; 0 for any number.

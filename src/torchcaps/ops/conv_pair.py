@@ -106,11 +106,12 @@ def transform_kernel(weight: Tensor, *, stride: int, size: tuple[int, int]) -> T
         return None
     tile = best_tile(shape)
     if compiled.usable(weight.dtype, channels, outputs):
-        return TransformedKernel(tile, (compiled.compiled_plan(shape, tile).kernel_values(weight.detach()),), True)
+        values = compiled.compiled_plan(shape, tile).kernel_values(weight.detach())
+        return TransformedKernel(tile, (values.clone(),), True)  # in memory of its own: it lives for long
     plan = make_plan(shape, weight.dtype)
     taps = to_taps(weight.detach())
-    values = [transform_taps(plan, p, q, taps).at(slice(None)) for p, q in plan.phases()]  # (I, J, O * C)
-    return TransformedKernel(tile, tuple(value.view(*value.shape[:2], *taps.shape[2:]) for value in values), False)
+    of_phases = [transform_taps(plan, p, q, taps).at(slice(None)) for p, q in plan.phases()]  # (I, J, O * C)
+    return TransformedKernel(tile, tuple(value.view(*value.shape[:2], *taps.shape[2:]) for value in of_phases), False)
 
 
 def bilinear_conv_pair(

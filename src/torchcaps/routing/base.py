@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.functional import Capsules, capsules_from_totals
 from torchcaps.routing.votes import Votes
+from torchcaps.settings import SettingError, check_names
 
 USUAL_FAN_IN = 9216
 """Numbers that feed each class capsule of the paper's MNIST network: 1152 capsules of 8 components."""
@@ -30,6 +32,22 @@ def finite(name: str, value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, not {value}")
     return float(value)
+
+
+def option_names(kind: type[Routing], given: Iterable[str]) -> list[str]:
+    """What the constructor of a routing can be given by name; all that is given, if it takes anything."""
+    parameters = {} if kind.__init__ is Routing.__init__ else inspect.signature(kind.__init__).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return list(given)
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in parameters.items() if parameter.kind in named and name != "self"]
+
+
+def _check_options(kind: type[Routing], given: Iterable[str]) -> None:
+    try:
+        check_names(given, option_names(kind, given))
+    except SettingError as error:
+        raise TypeError(f"{kind.__name__}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -61,6 +79,7 @@ class Routing(nn.Module, ABC):
     def __new__(cls, *positional: Any, **settings: Any) -> Self:
         if positional:
             raise TypeError(f"the options of {cls.__name__} are keyword arguments, such as {cls.__name__}(start=1.0)")
+        _check_options(cls, settings)
         routing = super().__new__(cls)
         object.__setattr__(routing, "settings", settings)
         return routing

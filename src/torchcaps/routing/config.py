@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import UserError
@@ -39,6 +38,7 @@ class RoutingConfig(Settings):
             own: the class to use if ``name`` is none of torchcaps' routings. A name alone imports nothing, because
                 it may come from a file that somebody else wrote.
         """
+        from torchcaps.routing.base import option_names
         from torchcaps.routing.registry import ROUTINGS
 
         kind = ROUTINGS.get(self.name, own)
@@ -49,13 +49,24 @@ class RoutingConfig(Settings):
                 "--routing module:Class on the command line, load(path, routing=Class) in Python",
             )
         where = f"{self.name} routing"
-        check_names(self.settings, _arguments(kind, self.settings), where)
+        check_names(self.settings, option_names(kind, self.settings), where)
         try:
-            return kind(**(self._checked(kind, where) if self.name in NAMES else self.settings))
+            return kind(**(self._checked(kind, where) if self.name in NAMES else self._as_hinted(kind)))
         except SettingError:
             raise
         except (TypeError, ValueError) as error:
             raise SettingError("routing", f"{self.name!a} cannot be made: {error}") from error
+
+    def _as_hinted(self, kind: type[Routing]) -> dict[str, Any]:
+        """The settings, with numbers as the text or the float that the constructor asks for: YAML cannot tell."""
+        try:
+            hints = typing.get_type_hints(kind.__init__)
+        except NameError:  # imported for type checkers only
+            hints = {}
+        return {
+            name: hints[name](value) if hints.get(name) in (str, float) and type(value) in (int, float) else value
+            for name, value in self.settings.items()
+        }
 
     def _checked(self, kind: type[Routing], where: str) -> dict[str, Any]:
         """The settings as the types that the constructor names: they may come from a file or a command line."""
@@ -66,17 +77,6 @@ class RoutingConfig(Settings):
         if checked.get("iterations", 0) > MOST_ITERATIONS:
             raise SettingError(f"{where}.iterations", f"must be at most {MOST_ITERATIONS}")
         return checked
-
-
-def _arguments(kind: type[Routing], given: Iterable[str]) -> list[str]:
-    """What the constructor of a routing can be given by name; all that is given, if it takes anything."""
-    from torchcaps.routing.base import Routing
-
-    parameters = {} if kind.__init__ is Routing.__init__ else inspect.signature(kind).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return list(given)
-    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, parameter in parameters.items() if parameter.kind in named]
 
 
 def import_routing(name: str) -> type[Routing] | None:

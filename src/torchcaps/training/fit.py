@@ -7,9 +7,10 @@ import math
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from torchcaps.errors import UserError
 from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load
-from torchcaps.process import heeded
+from torchcaps.process import signals_to
 from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 from torchcaps.training.config import TrainingConfig
@@ -55,14 +56,6 @@ class Callback:
 
     def on_finish(self, finished: Finished) -> None:
         """The run is done, and its result written."""
-
-
-class Interrupted(UserError):
-    """The run was asked to stop by a signal, and has saved where it is."""
-
-    def __init__(self, folder: RunFolder, signal_number: int) -> None:
-        super().__init__(f"Stopped. Continue with: torchcaps train --resume {folder.path}")
-        self.exit_code = 128 + signal_number
 
 
 class Finished(NamedTuple):
@@ -192,9 +185,10 @@ class _Run:
         self.last_evaluation: Evaluation | None = None
         self.best: dict[str, float] = {}  # error and step of the best state, and evaluations since
         self.watch = Watch()
+        self.signal = 0  # that asks to stop
 
     def to_the_end(self) -> Path:
-        with self.display, _stop_signals() as stop:
+        with self.display, signals_to(self._note):
             step = self._restore()
             if self.fabric.is_global_zero:
                 for callback in self.callbacks:
@@ -203,16 +197,22 @@ class _Run:
                 self._train_step(step)
                 step += 1
                 self._log(step)
-                stopped_by = self._largest(stop.get("signal", 0))  # all of them stop after the same step
+                stopped_by = self._largest(self.signal)  # all of them stop after the same step
                 if step % self.config.run.checkpoint_every == 0 or step == self.total_steps or stopped_by:
                     self._checkpoint(step)
                 if stopped_by:
-                    raise Interrupted(self.folder, stopped_by)
+                    resume = f"Stopped. Continue with: torchcaps train --resume {self.folder.path}"
+                    raise UserError(resume, exit_code=128 + stopped_by)
             if step < self.total_steps:
                 self.display.say(f"No better evaluation since step {self.best['step']:.0f}: stopping early.")
                 self._checkpoint(step)
             self._finish(step)
         return self.folder.path
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: the step itself hangs
+        self.signal = number
 
     def _train_step(self, step: int) -> None:
         started = time.perf_counter()
@@ -436,25 +436,3 @@ class _Run:
         self.folder.forget_best(kept=0)  # last: a run that is killed before needs them again
         for callback in self.callbacks:
             callback.on_finish(Finished(self.folder, self.plan, network, test))
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[dict[str, int]]:
-    """Within it, Ctrl-C, SIGTERM and SIGHUP are noted under ``signal`` instead of ending the process."""
-    noted: dict[str, int] = {}
-
-    def note(number: int, frame: object) -> None:
-        if "signal" in noted and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: the step itself hangs
-        noted["signal"] = number
-
-    try:
-        previous = {number: signal.signal(number, note) for number in heeded()}
-    except ValueError:  # signals reach the main thread only; elsewhere the caller stops the run its own way
-        yield noted
-        return
-    try:
-        yield noted
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -25,22 +24,10 @@ from torchcaps.errors import UserError
 from torchcaps.lab.reproduce.cells import Cell
 from torchcaps.lab.reproduce.display import CellDisplay
 from torchcaps.lab.reproduce.worker import Execution
-from torchcaps.process import heeded
+from torchcaps.process import signals_to
 from torchcaps.training.host import END_WITH_PARENT, usable_cores
 
 POLL_SECONDS = 0.5
-
-
-class Stopped(UserError):
-    """Asked to stop by a signal; the cell that was being trained has saved where it is."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__("Stopped. The same command goes on from here.")
-        self.exit_code = 128 + signal_number
-
-
-class Busy(Exception):
-    """Somebody else is training the cell."""
 
 
 class Failure(NamedTuple):
@@ -56,20 +43,10 @@ def run_cells(
         cell.write_recipe()
         cell.set_aside_damage(display.say)
     waiting = [cell for cell in cells if not cell.done]
-    with display, _signals_stop():
+    with display, signals_to(_stop):
         if ray_address is None:
             return _here(waiting, execution, display)
         return _on_ray(waiting, execution, ray_address, display)
-
-
-@contextlib.contextmanager
-def claimed(cell: Cell) -> Iterator[None]:
-    """Within it, nobody else has this cell trained; raises :class:`Busy` if somebody has."""
-    try:
-        with FileLock(cell.lock, timeout=0):
-            yield
-    except Timeout:
-        raise Busy from None
 
 
 def train(cell: Cell, execution: Execution, meanwhile: Callable[[], None] = lambda: None) -> str | None:
@@ -107,12 +84,12 @@ def _here(cells: Sequence[Cell], execution: Execution, display: CellDisplay) -> 
     while waiting:
         cell = waiting.popleft()
         try:
-            with claimed(cell):
+            with FileLock(cell.lock, timeout=0):
                 reason = None
                 if not cell.done:
                     display.started(cell)
                     reason = train(cell, execution, display.refresh)
-        except Busy:
+        except Timeout:
             waiting.append(cell)
             if cell.name not in busy:
                 busy.add(cell.name)
@@ -201,21 +178,12 @@ def _train_remotely(cell: Cell, execution: Execution, directory: Path) -> str | 
     os.chdir(directory)
     while True:
         try:
-            with claimed(cell):
+            with FileLock(cell.lock, timeout=0):
                 return None if cell.done else train(cell, execution)
-        except Busy:
+        except Timeout:
             time.sleep(POLL_SECONDS)
 
 
-class _signals_stop:
-    """Within it, Ctrl-C, SIGTERM and SIGHUP raise :class:`Stopped`."""
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._stop) for number in heeded()}
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+def _stop(number: int, frame: FrameType | None) -> None:
+    """The cell that is being trained saves where it is."""
+    raise UserError("Stopped. The same command goes on from here.", exit_code=128 + number)
