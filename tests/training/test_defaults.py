@@ -119,7 +119,8 @@ def test_a_best_state_that_was_never_saved_with_a_checkpoint_is_not_used(tmp_pat
     config = config_of(out=str(path), steps=10, evaluate_every=2, checkpoint_every=5, keep="best", **SMALL)
     with pytest.raises(KeyboardInterrupt):
         fit(config, data=data)
-    best = read_tensors(RunFolder(path).best(4))[0]
+    tensors, _ = read_tensors(RunFolder(path).checkpoints.paths()[-1])
+    best = {name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")}
     del errors[6], errors[8]
     stored = read_config(path / "config.yaml")
     RunFolder(path).extend(stored.replace(run=stored.run.replace(steps=12)))
@@ -178,7 +179,6 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path, monkeypatch):
     path = tmp_path / "run"
     fit(read_config(path / "config.yaml"), data=data_of(90, validation=30), resume=path)
     assert RunResult.read(RunFolder(path).result).steps == 15
-    assert not list(RunFolder(path).path.glob("best-*"))
 
 
 def test_a_run_can_start_from_another_with_other_classes(tmp_path):

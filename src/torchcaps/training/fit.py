@@ -27,7 +27,6 @@ from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load
 from torchcaps.process import signals_to
-from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
@@ -184,6 +183,7 @@ class _Run:
         self.warm = False  # in a process's first step memory is mapped and kernels are chosen: start-up, not speed
         self.last_evaluation: Evaluation | None = None
         self.best: dict[str, float] = {}  # error and step of the best state, and evaluations since
+        self.best_state: dict[str, Tensor] = {}  # if it will be used
         self.watch = Watch()
         self.signal = 0  # that asks to stop
 
@@ -270,9 +270,8 @@ class _Run:
             self.best["since"] += 1
             return
         self.best = {"error": evaluation.error_percent, "step": step, "since": 0}
-        if self.config.run.keep == "best" and self.fabric.is_global_zero:
-            write_tensors(self.folder.best(step), self.trainer.trained_network().state_dict(), {"step": step})
-        self.fabric.barrier()
+        if self.config.run.keep == "best":
+            self.best_state = {name: part.clone() for name, part in self.trainer.trained_network().state_dict().items()}
 
     def _out_of_patience(self) -> bool:
         patience = self.config.run.patience
@@ -281,12 +280,10 @@ class _Run:
     def _kept_network(self) -> Network:
         """The network to use: the best one, if it is kept and was not the last."""
         network = self.trainer.trained_network()
-        if not self.best or self.config.run.keep != "best" or not self.best["since"]:
+        if not self.best_state or not self.best["since"]:
             return network
-        kept = self.folder.best(int(self.best["step"]))
-        tensors, _ = read_tensors(kept if kept.exists() else self.folder.network)  # of a run made longer
         self.display.say(f"The best state, of step {self.best['step']:.0f}, is used.")
-        return network.copy_with({name: tensor.to(self.fabric.device) for name, tensor in tensors.items()})
+        return network.copy_with(self.best_state)
 
     def _gather_sums(self) -> None:
         """Add the statistics of all processes up in the first, and start afresh in the others."""
@@ -328,7 +325,8 @@ class _Run:
         self._check_finite(step)
         self._gather_sums()
         if self.fabric.is_global_zero:
-            tensors = self.trainer.tensors() | {"sums": self.sums}
+            best = {f"best.{name}": tensor for name, tensor in self.best_state.items()}
+            tensors = self.trainer.tensors() | best | {"sums": self.sums}
             seconds = time.perf_counter() - self.started
             state = {
                 "seconds": seconds,
@@ -340,7 +338,6 @@ class _Run:
                 "settings": self.config.determining(),
             }
             self.folder.checkpoints.save(step, tensors, state)
-            self.folder.forget_best(kept=2)  # a run that goes back to the checkpoint before may want the other one
         self.fabric.barrier()
 
     def _restore(self) -> int:
@@ -365,7 +362,6 @@ class _Run:
             )
         if not self.fabric.is_global_zero:
             return step
-        self.folder.forget_best_after(step)
         if damaged := self.folder.forget_metrics_after(step):
             self.display.say(f"{damaged} damaged row(s) of metrics.csv were dropped.")
         return step
@@ -373,7 +369,9 @@ class _Run:
     def _continue_from(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; :class:`DamagedFile` if it is not what this run would have saved."""
         try:
-            self.trainer.load_tensors(tensors)
+            self.trainer.load_tensors({name: part for name, part in tensors.items() if not name.startswith("best.")})
+            best = {name.removeprefix("best."): part for name, part in tensors.items() if name.startswith("best.")}
+            self.best_state = {name: part.to(self.fabric.device) for name, part in best.items()}
             if self.fabric.is_global_zero:
                 self.sums.copy_(tensors["sums"])
             self.fabric._precision.load_state_dict(state.get("precision", {}))
@@ -382,6 +380,8 @@ class _Run:
             numbers = [state["seconds"], self.train_seconds, *self.best.values(), *self.sums.tolist()]
             intact = all(map(math.isfinite, numbers)) and set(self.best) in (set(), {"error", "step", "since"})
             intact = intact and 0 < state["step"] <= self.total_steps and self.trainer.is_finite()
+            if self.best and self.config.run.keep == "best":
+                self.trainer.trained_network().copy_with(self.best_state)  # or it is none of this network
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise DamagedFile(f"The checkpoint is not one of this run ({str(error).splitlines()[0][:200]}).") from error
         if not intact:
@@ -433,6 +433,5 @@ class _Run:
             versions=versions(),
             commit=commit(),
         ).write(self.folder.result)
-        self.folder.forget_best(kept=0)  # last: a run that is killed before needs them again
         for callback in self.callbacks:
             callback.on_finish(Finished(self.folder, self.plan, network, test))

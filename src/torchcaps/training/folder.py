@@ -149,22 +149,6 @@ class RunFolder:
             steps = RunResult.read(self.result).steps
             self.result.rename(self.result.with_name(f"result-{steps}.json"))
 
-    def best(self, step: int) -> Path:
-        """The file of the state after a step that was the best so far."""
-        return self.path / f"best-{step:09d}.safetensors"
-
-    def forget_best(self, kept: int) -> None:
-        """Remove the best states but for the last few."""
-        paths = sorted(self.path.glob("best-*.safetensors"))
-        for path in paths[: len(paths) - kept]:
-            path.unlink()
-
-    def forget_best_after(self, step: int) -> None:
-        """Remove the best states of steps that a resumed run will take again: it may not find them as good."""
-        for path in self.path.glob("best-*.safetensors"):
-            if path.name > self.best(step).name:
-                path.unlink()
-
     def append_metrics(self, row: Mapping[str, object]) -> None:
         if not self.metrics.exists():
             append_line(self.metrics, ",".join(COLUMNS))
