@@ -11,8 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal, final
+from typing import Any, Literal, SupportsFloat, final
 
 import torch
 import torch.distributed as dist
@@ -114,7 +113,7 @@ class Penalty:
 
 
 def _check_size(name: str, value: Any) -> None:
-    if not isinstance(value, Real | Tensor) or not 0 <= value < math.inf:
+    if not isinstance(value, SupportsFloat) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be zero or more, and finite, not {value!r}")
 
 
