@@ -13,9 +13,11 @@ import torch
 
 from commands import command_environment
 
-# In the background of a shell it is ignored; the processes that tests start shall hear it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# In the background of a shell, and under nohup, these are ignored; the processes that tests start shall hear them.
+for _name, _handler in {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}.items():
+    _number = getattr(signal, _name, None)  # Windows has no SIGHUP
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True)
