@@ -27,6 +27,7 @@ from torchcaps.models.cnn import ConvolutionalNetwork
 from torchcaps.optim import Muon, orthogonalised, parameter_groups
 from torchcaps.routing import Routing
 from torchcaps.routing.config import RoutingConfig
+from torchcaps.routing.discriminative import DiscriminativeRouting
 from torchcaps.routing.registry import ROUTINGS
 from torchcaps.storage import read_tensors, write_tensors
 from torchcaps.testing import check_routing
@@ -544,17 +545,17 @@ def test_loading_a_network_does_not_import_the_compiler() -> None:
 
 def test_misspelt_options_of_a_routing_list_the_valid_ones() -> None:
     with pytest.raises(TypeError, match=r"L2Routing: strenght is not a setting \(did you mean strength\?\)"):
-        L2Routing(strenght=1)  # type: ignore[call-arg]
+        L2Routing(strenght=1)
 
     class Plain(Routing):
         forward = DynamicRouting.forward
 
     with pytest.raises(TypeError, match="Plain: start is not a setting: there are none"):
-        Plain(start=1.0)  # type: ignore[call-arg]
+        Plain(start=1.0)
 
 
 def test_numbers_become_the_texts_and_floats_that_a_routing_of_ones_own_asks_for() -> None:
-    class Mine(L2Routing.__base__):  # type: ignore[misc, name-defined]
+    class Mine(DiscriminativeRouting):
         def __init__(self, *, share: float = 0.5, mode: str = "a", deep: bool = False, any=None) -> None:
             super().__init__()
 

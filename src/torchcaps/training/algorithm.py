@@ -225,24 +225,24 @@ class AlternatingTrainer:
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Continue from what :meth:`tensors` returned; ``ValueError`` or the like if it is not that."""
         own = ("network", "average", *self._optimisers())
-        if stray := [name for name in tensors if name.partition(".")[0] not in (*own, "random", "sums")]:
+        if stray := [name for name in tensors if name.partition(".")[0] not in (*own, "random", "sums", "best")]:
             raise ValueError(f"there is nothing that {stray[0]!a} would belong to")
-        if self.average is not None and _within(tensors, "average").keys() != self.average.keys():
+        if self.average is not None and within(tensors, "average").keys() != self.average.keys():
             raise ValueError("the averaged weights are not those of this network")
         state_now = self.network.state_dict()
-        for name, tensor in _within(tensors, "network").items():
+        for name, tensor in within(tensors, "network").items():
             if name in state_now and tensor.dtype != state_now[name].dtype:
                 raise ValueError(f"{name!a} holds {tensor.dtype}")
         torch.set_rng_state(tensors["random"])
         if self._device_random is not None:
             self._device_random.set_rng_state(tensors["random.device"])
-        self.network.load_state_dict(_within(tensors, "network"))
+        self.network.load_state_dict(within(tensors, "network"))
         if self.average is not None:
-            for name, tensor in _within(tensors, "average").items():
+            for name, tensor in within(tensors, "average").items():
                 self.average[name].copy_(tensor)
         for prefix, optimiser in self._optimisers().items():
             state: dict[int, dict[str, Tensor]] = {}
-            for name, tensor in _within(tensors, prefix).items():
+            for name, tensor in within(tensors, prefix).items():
                 index, _, entry = name.partition(".")
                 state.setdefault(int(index), {})[entry] = tensor
             _check_state(optimiser, state, self._first_states[prefix])
@@ -268,6 +268,7 @@ def _check_state(
             raise ValueError(f"the optimiser has no {index}.{name!a} of shape {given.get((index, name))}")
 
 
-def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors of a part of a checkpoint, by the names they have there."""
     start = prefix + "."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -27,7 +27,7 @@ from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load
 from torchcaps.process import signals_to
-from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer
+from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer, within
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
 from torchcaps.training.evaluation import Evaluation, evaluate
@@ -369,9 +369,8 @@ class _Run:
     def _continue_from(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; :class:`DamagedFile` if it is not what this run would have saved."""
         try:
-            self.trainer.load_tensors({name: part for name, part in tensors.items() if not name.startswith("best.")})
-            best = {name.removeprefix("best."): part for name, part in tensors.items() if name.startswith("best.")}
-            self.best_state = {name: part.to(self.fabric.device) for name, part in best.items()}
+            self.trainer.load_tensors(tensors)
+            self.best_state = {name: part.to(self.fabric.device) for name, part in within(tensors, "best").items()}
             if self.fabric.is_global_zero:
                 self.sums.copy_(tensors["sums"])
             self.fabric._precision.load_state_dict(state.get("precision", {}))
