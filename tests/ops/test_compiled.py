@@ -47,6 +47,21 @@ def test_no_place_for_a_cache_is_no_error(tmp_path: Path) -> None:
 
 
 @needs_kernels
+def test_no_memory_is_used_after_it_was_freed() -> None:
+    """With this setting glibc gives memory back to the system at once, and whoever touches it then is ended."""
+    code = """
+import torch
+from torchcaps.ops.blocked_votes import in_blocks
+from torchcaps.ops.conv_pair import bilinear_conv_pair
+tensors = torch.rand(4, 1, 28, 28), torch.rand(256, 1, 9, 9).requires_grad_(), None, torch.rand(256, 256, 9, 9), None
+bilinear_conv_pair(*tensors, stride=2).sum().backward()
+in_blocks(torch.rand(4, 64, 64), torch.rand(64, 64, 10, 16)).weighted_sum(torch.rand(4, 64, 10))
+print("alive")
+"""
+    assert run_python(code, MALLOC_MMAP_THRESHOLD_="8192") == "alive"
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     ("dtype", "channels", "outputs", "expected"),
     [

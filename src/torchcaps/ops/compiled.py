@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import accumulate, groupby, product
 from math import gcd
 from types import ModuleType
@@ -37,9 +38,9 @@ ROUND_NUMBER = 16  # of images to go backward with: a plan for every number woul
 MOST_WITH_GRADIENT = 0.9  # of the images, or leaving the others out costs more than it saves
 
 
-@lru_cache(maxsize=1)
-def native() -> ModuleType | None:
-    """The compiled kernels, or None: without numba, or where torch runs its threads by something else than OpenMP."""
+@lru_cache
+def native(module: str = "native") -> ModuleType | None:
+    """Compiled kernels, or None: without numba, or where torch runs its threads by something else than OpenMP."""
     if "numba" not in sys.modules and os.path.lexists(NUMBA_SETTINGS):
         # Numba takes whatever this file says, also where compiled code is loaded from.
         warnings.warn(
@@ -47,10 +48,9 @@ def native() -> ModuleType | None:
         )
         return None
     try:
-        from torchcaps.ops import native as kernels
+        return import_module(f"torchcaps.ops.{module}")
     except Exception:  # whatever stands in the way of compiled code, there is another way
         return None
-    return kernels
 
 
 def usable(dtype: torch.dtype, channels: int, outputs: int) -> bool:

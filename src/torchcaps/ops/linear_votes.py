@@ -4,18 +4,19 @@ The votes û_j|i = W_ij u_i of a batch are a (B, I, J, E) tensor: 94 MB for the 
 with a thousand classes. Both things a routing does with them are matrix products per output capsule, so a
 loop over output capsules needs the memory of one; and with coefficients that all images share, the sum of the
 votes is one product with the folded weights. The backward passes make the votes again instead of keeping them.
+With numba, :mod:`torchcaps.ops.blocked_votes` does the same faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["by_output", "fold", "vote_agreement", "weighted_vote_sum"]
+__all__ = ["VotesByOutput", "by_output", "fold"]
 
 CHUNK = 2**21  # weights looked at in one go
 
@@ -29,30 +30,29 @@ def fold(weight: Tensor, coefficients: Tensor) -> Tensor:
     return _Fold.apply(weight, coefficients)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def weighted_vote_sum(planes: Tensor, matrices: Tensor, coefficients: Tensor) -> Tensor:
-    """Σ_i c_ij W_ij u_i with coefficients of each image's own.
+class VotesByOutput(NamedTuple):
+    """Poses and weights with one plain matrix for each output capsule."""
 
-    Shapes: (B, D, I) and (J, D * I, E) as :func:`by_output` gives them, (B, I, J) -> (B, J, E).
-    """
-    return _WeightedVoteSum.apply(planes, matrices, coefficients)  # type: ignore[no-any-return, no-untyped-call]
+    planes: Tensor  # (B, D, I)
+    matrices: Tensor  # (J, D * I, E)
+
+    def weighted_sum(self, coefficients: Tensor) -> Tensor:
+        """Σ_i c_ij W_ij u_i with coefficients of each image's own: (B, I, J) -> (B, J, E)."""
+        return _WeightedVoteSum.apply(*self, coefficients)  # type: ignore[no-any-return, no-untyped-call]
+
+    def agreement(self, outputs: Tensor) -> Tensor:
+        """(W_ij u_i) · s_j, how far each vote agrees with the output capsule it votes for: (B, J, E) -> (B, I, J)."""
+        return _VoteAgreement.apply(*self, outputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def vote_agreement(planes: Tensor, matrices: Tensor, outputs: Tensor) -> Tensor:
-    """(W_ij u_i) · s_j, how far each vote agrees with the output capsule it votes for.
+def by_output(poses: Tensor, weight: Tensor) -> VotesByOutput:
+    """Poses (B, I, D) and weights (I, D, J, E) by output capsule.
 
-    Shapes: (B, D, I) and (J, D * I, E) as :func:`by_output` gives them, (B, J, E) -> (B, I, J).
-    """
-    return _VoteAgreement.apply(planes, matrices, outputs)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def by_output(poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Poses and weights with one plain matrix for each output capsule.
-
-    Shapes: (B, I, D), (I, D, J, E) -> (B, D, I), (J, D * I, E). Input capsules come last, so that what is multiplied by
-    their coefficients are long rows instead of vectors of a few numbers.
+    Input capsules come last, so that what is multiplied by their coefficients are long rows instead of vectors of a few
+    numbers.
     """
     I, D, J, E = weight.shape
-    return poses.mT.contiguous(), weight.permute(2, 1, 0, 3).reshape(J, D * I, E)
+    return VotesByOutput(poses.mT.contiguous(), weight.permute(2, 1, 0, 3).reshape(J, D * I, E))
 
 
 class _Fold(torch.autograd.Function):

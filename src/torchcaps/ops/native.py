@@ -80,7 +80,7 @@ def run(kernel: Any, job: Job) -> None:
     _run_in_parallel(kernel.address, job.ctypes.data, torch.get_num_threads(), 0)
 
 
-def _kernel(job: np.dtype[Any]) -> Callable[[Callable[[Any], None]], Any]:
+def kernel(job: np.dtype[Any]) -> Callable[[Callable[[Any], None]], Any]:
     """Compile a function of a ``job``, into numba's cache if it has a directory to write to."""
     signature = types.void(types.CPointer(numba.from_dtype(job)))
 
@@ -93,7 +93,7 @@ def _kernel(job: np.dtype[Any]) -> Callable[[Callable[[Any], None]], Any]:
     return compiled
 
 
-def _inlined(function: Callable[..., Any]) -> Any:
+def inlined(function: Callable[..., Any]) -> Any:
     """For the parts of kernels. Multiplications and additions may be fused; nothing else is reordered."""
     return numba.njit(error_model="numpy", fastmath={"contract"})(function)
 
@@ -108,12 +108,12 @@ def _pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@_inlined
-def _floats(address, size):
+@inlined
+def floats(address, size):
     return numba.carray(_pointer(address), size, np.float32)
 
 
-@_inlined
+@inlined
 def _integers(address, size):
     return numba.carray(_pointer(address), size, np.int64)
 
@@ -202,7 +202,7 @@ def _weighted_sum(*, add: bool = False, past_cache: bool = False) -> Any:
     def typed(context: Any, terms: Any, weights: Any, source: Any, stride: Any, target: Any, length: Any) -> Any:
         return types.void(*[types.int64] * 6), generate
 
-    return _inlined(
+    return inlined(
         lambda terms, weights, source, stride, target, length: typed(terms, weights, source, stride, target, length)
     )
 
@@ -212,7 +212,7 @@ _add_sum = _weighted_sum(add=True)
 _send_sum = _weighted_sum(past_cache=True)
 
 
-@_inlined
+@inlined
 def _put_sum(alone, terms, weights, source, stride, target, length):
     """Set the target if no other sum goes there, or add to it."""
     if alone:
@@ -277,27 +277,32 @@ _rectify_by_signs = _elementwise(
 )
 
 
-@_inlined
-def _share(units):
+@inlined
+def share(units):
     """The units of work, from and to, of the thread that asks."""
     number, count = np.int64(_thread_number()), np.int64(_thread_count())
     return units * number // count, units * (number + 1) // count
 
 
-@_inlined
+@inlined
+def keep(memory):
+    """For when an array's address is no longer used: numba frees an array after the last line that names it."""
+
+
+@inlined
 def _channels_first(do, item, first):
     """One item's numbers (width, row_count) of an array whose channels come first."""
-    return _floats(do.array + 4 * (item * do.channels + first) * do.row_count, do.width * do.row_count)
+    return floats(do.array + 4 * (item * do.channels + first) * do.row_count, do.width * do.row_count)
 
 
-@_inlined
+@inlined
 def _load(do, phase, block, item, first):
     """One item's samples of a phase into the block, through a leaky ReLU if that is asked for."""
     width, rows, channels, slope, signs = do.width, do.row_count, do.channels, do.slope, do.signs
     places = phase.row_samples * phase.col_samples
     positions = _integers(phase.positions, places)
     if do.channels_first:
-        numbers, samples = _channels_first(do, item, first), _floats(block, places * width)
+        numbers, samples = _channels_first(do, item, first), floats(block, places * width)
         for channel in range(width):
             for place in range(places):
                 samples[place * width + channel] = numbers[channel * rows + positions[place]]
@@ -315,14 +320,14 @@ def _load(do, phase, block, item, first):
             _copy(do.array + 4 * start, target, 0, slope, width)
 
 
-@_inlined
+@inlined
 def _store(do, phase, block, item, first):
     """The transpose of ``_load``, or an addition of the bias."""
     width, rows, channels, slope = do.width, do.row_count, do.channels, do.slope
     places = phase.row_samples * phase.col_samples
     positions = _integers(phase.positions, places)
     if do.channels_first:
-        numbers, samples = _channels_first(do, item, first), _floats(block, places * width)
+        numbers, samples = _channels_first(do, item, first), floats(block, places * width)
         for channel in range(width):
             for place in range(places):
                 numbers[channel * rows + positions[place]] = samples[place * width + channel]
@@ -340,11 +345,11 @@ def _store(do, phase, block, item, first):
             _copy(source, do.array + 4 * start, 0, slope, width)
 
 
-@_inlined
+@inlined
 def _copy_few(source, target, length):
     """Copy any number of numbers: the last whole vector may copy some a second time."""
     if length < LANES:
-        numbers, result = _floats(source, length), _floats(target, length)
+        numbers, result = floats(source, length), floats(target, length)
         for i in range(length):
             result[i] = numbers[i]
     else:
@@ -353,7 +358,7 @@ def _copy_few(source, target, length):
         _copy(source + rest, target + rest, 0, np.float32(0), LANES)
 
 
-@_inlined
+@inlined
 def _scaled_square(totals, size):
     """A scale of at most 1 with which no square overflows, and the square of the length then."""
     peak, square = np.float32(1), np.float32(0)
@@ -369,7 +374,7 @@ def _scaled_square(totals, size):
     return scale, square
 
 
-@_kernel(TRANSFORM)
+@kernel(TRANSFORM)
 def spread(job):
     """From arrays to values at points: the rows of each item, transformed for all points of all tiles and phases."""
     do = numba.carray(job, 1)[0]
@@ -378,7 +383,7 @@ def spread(job):
     scratch = np.empty(2 * do.room * do.width, np.float32)
     block = scratch.ctypes.data
     half = block + 4 * do.room * do.width
-    start, stop = _share(do.items * blocks)
+    start, stop = share(do.items * blocks)
     for unit in range(start, stop):
         item, first = unit // blocks, unit % blocks * do.width
         for phase in phases:
@@ -407,9 +412,10 @@ def spread(job):
                             target = do.values + 4 * (offsets[point] + row * leads[point] + first)
                             _send_sum(phase.col_terms, weights, samples, do.width, target, do.width)
     _fence()
+    keep(scratch)
 
 
-@_kernel(TRANSFORM)
+@kernel(TRANSFORM)
 def collect(job):
     """The transpose of ``spread``: from values at points to the rows of each item."""
     do = numba.carray(job, 1)[0]
@@ -419,7 +425,7 @@ def collect(job):
     block = scratch.ctypes.data
     half = block + 4 * do.room * do.width
     points = half + 4 * do.room * do.width
-    start, stop = _share(do.items * blocks)
+    start, stop = share(do.items * blocks)
     for unit in range(start, stop):
         item, first = unit // blocks, unit % blocks * do.width
         for phase in phases:
@@ -455,15 +461,16 @@ def collect(job):
                         source = half + 4 * column
                         _put_sum(phase.row_tiles == 1, phase.row_points, weights, source, line, target, do.width)
             _store(do, phase, block, item, first)
+    keep(scratch)
 
 
-@_kernel(PATCHES)
+@kernel(PATCHES)
 def patches(job):
     """The patches of images under a square window at the first places ``down`` and ``across``, each with a one after
     it: (B, C, rows, cols) -> (B, down, across, C * window**2 + 1)."""
     do = numba.carray(job, 1)[0]
     places, taps = do.across, do.channels * do.window * do.window + 1
-    start, stop = _share(do.images * do.down)
+    start, stop = share(do.images * do.down)
     for unit in range(start, stop):
         image, line = unit // do.down, unit % do.down
         source = do.source + 4 * image * do.channels * do.rows * do.cols
@@ -473,18 +480,18 @@ def patches(job):
                 for row in range(do.window):
                     here = source + 4 * ((channel * do.rows + line + row) * do.cols + place)
                     _copy_few(here, target + 4 * (channel * do.window + row) * do.window, do.window)
-            _floats(target, taps)[taps - 1] = 1
+            floats(target, taps)[taps - 1] = 1
 
 
-@_kernel(SQUASH)
+@kernel(SQUASH)
 def squash(job):
     """Vectors ``totals`` to squashed ``poses`` and their ``lengths``, as in ``functional.capsules_from_totals``."""
     do = numba.carray(job, 1)[0]
     size = do.size
-    start, stop = _share(do.count)
-    lengths = _floats(do.lengths, do.count)
+    start, stop = share(do.count)
+    lengths = floats(do.lengths, do.count)
     for capsule in range(start, stop):
-        totals, poses = _floats(do.totals + 4 * capsule * size, size), _floats(do.poses + 4 * capsule * size, size)
+        totals, poses = floats(do.totals + 4 * capsule * size, size), floats(do.poses + 4 * capsule * size, size)
         scale, square = _scaled_square(totals, size)
         shrink = np.sqrt(square) / (scale * scale + square)
         for i in range(size):
@@ -492,16 +499,16 @@ def squash(job):
         lengths[capsule] = np.sqrt(square) * shrink
 
 
-@_kernel(SQUASH)
+@kernel(SQUASH)
 def squash_gradient(job):
     """The gradient of totals, the ``result``, from those of poses and lengths. Of a zero vector it is zero."""
     do = numba.carray(job, 1)[0]
     size = do.size
-    start, stop = _share(do.count)
-    of_lengths = _floats(do.lengths, do.count)
+    start, stop = share(do.count)
+    of_lengths = floats(do.lengths, do.count)
     for capsule in range(start, stop):
-        totals, of_poses = _floats(do.totals + 4 * capsule * size, size), _floats(do.poses + 4 * capsule * size, size)
-        result = _floats(do.result + 4 * capsule * size, size)
+        totals, of_poses = floats(do.totals + 4 * capsule * size, size), floats(do.poses + 4 * capsule * size, size)
+        result = floats(do.result + 4 * capsule * size, size)
         scale, square = _scaled_square(totals, size)
         along = np.float32(0)
         for i in range(size):

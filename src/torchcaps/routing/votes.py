@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import functional
-from torchcaps.ops.linear_votes import by_output, fold, vote_agreement, weighted_vote_sum
+from torchcaps.ops.blocked_votes import BlockedVotes, can_block, in_blocks
+from torchcaps.ops.linear_votes import VotesByOutput, by_output, fold
 
 
 def softmax_over_outputs(logits: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class LinearVotes(Votes):
         if coefficients.ndim == 3:
             if traced:
                 return DenseVotes(self.dense()).combine(coefficients)
-            return weighted_vote_sum(*self._by_output, coefficients)
+            return self._sums.weighted_sum(coefficients)
         # With shared coefficients the votes and their sum are one matrix product.
         folded = self._weight * coefficients[:, None, :, None] if traced else fold(self._weight, coefficients)
         return LinearVotes(self._poses, folded).combine(1.0)
@@ -102,12 +103,13 @@ class LinearVotes(Votes):
     def agreement(self, poses: Tensor) -> Tensor:
         if self._ordinary_only():
             return DenseVotes(self.dense()).agreement(poses)
-        return vote_agreement(*self._by_output, poses)
+        return self._sums.agreement(poses)
 
     @cached_property
-    def _by_output(self) -> tuple[Tensor, Tensor]:
+    def _sums(self) -> BlockedVotes | VotesByOutput:
+        lay_out = in_blocks if can_block(self._poses, self._weight) else by_output
         with torch.enable_grad():  # whoever asks first may do without gradients, and the next one not
-            return by_output(self._poses, self._weight)
+            return lay_out(self._poses, self._weight)
 
     def _ordinary_only(self) -> bool:
         """Whether only ordinary operations will do."""

@@ -1,0 +1,112 @@
+"""Sums over votes that are linear in the input poses, by compiled kernels that make the votes in registers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchcaps.ops import compiled
+
+MANY = 2**18  # numbers of all votes; with fewer it does not matter how they are summed
+
+
+def can_block(poses: Tensor, weight: Tensor) -> bool:
+    """Whether :func:`in_blocks` can take these, and pays."""
+    I, D, J, E = weight.shape
+    if any(tensor.device.type != "cpu" or tensor.dtype != torch.float32 for tensor in (poses, weight)):
+        return False
+    if poses.shape[0] * I * J * E < MANY or D % 2 or E % 2:
+        return False
+    kernels = compiled.native("native_votes")
+    return kernels is not None and I % kernels.LANES == 0
+
+
+def in_blocks(poses: Tensor, weight: Tensor) -> BlockedVotes:
+    """Poses and weights laid out for the kernels, input capsules side by side: (B, I, D), (I, D, J, E)."""
+    (B, I, D), (J, E) = poses.shape, weight.shape[2:]
+    lanes = _kernels().LANES
+    return BlockedVotes(
+        poses.reshape(B, I // lanes, lanes, D).permute(1, 0, 3, 2).contiguous(),
+        weight.reshape(I // lanes, lanes, D, J, E).permute(0, 3, 4, 2, 1).contiguous(),
+    )
+
+
+class BlockedVotes(NamedTuple):
+    """What :class:`torchcaps.ops.linear_votes.VotesByOutput` offers."""
+
+    poses: Tensor  # (I / lanes, B, D, lanes)
+    weights: Tensor  # (I / lanes, J, E, D, lanes)
+
+    def weighted_sum(self, coefficients: Tensor) -> Tensor:
+        return _WeightedSum.apply(self.poses, self.weights, coefficients)  # type: ignore[no-any-return, no-untyped-call]
+
+    def agreement(self, outputs: Tensor) -> Tensor:
+        return _Agreement.apply(self.poses, self.weights, outputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _kernels() -> Any:
+    kernels = compiled.native("native_votes")
+    assert kernels is not None
+    return kernels
+
+
+def _run(name: str, poses: Tensor, weights: Tensor, **tensors: Tensor) -> None:
+    kernels = _kernels()
+    job = np.zeros((), kernels.VOTES)
+    for part, tensor in {"poses": poses, "weights": weights, **tensors}.items():
+        job[part] = tensor.data_ptr()
+    job["blocks"], job["images"], job["input_size"] = poses.shape[:3]
+    job["output_count"], job["output_size"] = weights.shape[1:3]
+    kernels.run(getattr(kernels, name), job)
+
+
+def _gradients(poses: Tensor, weights: Tensor, **tensors: Tensor) -> tuple[Tensor, Tensor]:
+    of_poses, of_weights = torch.empty_like(poses), torch.empty_like(weights)
+    _run("gradients", poses, weights, grad_poses=of_poses, grad_weights=of_weights, **tensors)
+    return of_poses, of_weights
+
+
+def _by_output(coefficients: Tensor) -> Tensor:
+    """(B, I, J) -> (J, B, I), the order in memory of what :meth:`BlockedVotes.agreement` returns."""
+    return coefficients.movedim(2, 0).contiguous()
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, poses: Tensor, weights: Tensor, coefficients: Tensor) -> Tensor:
+        coefficients = _by_output(coefficients)
+        ctx.save_for_backward(poses, weights, coefficients)
+        result = poses.new_empty(poses.shape[1], *weights.shape[1:3])
+        _run("weighted_sum", poses, weights, coefficients=coefficients, result=result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        poses, weights, coefficients = ctx.saved_tensors
+        agreement = torch.empty_like(coefficients)
+        arrays = {"coefficients": coefficients, "outputs": grad.contiguous(), "result": agreement}
+        return *_gradients(poses, weights, **arrays), agreement.movedim(0, 2)
+
+
+class _Agreement(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, poses: Tensor, weights: Tensor, outputs: Tensor) -> Tensor:
+        outputs = outputs.contiguous()
+        ctx.save_for_backward(poses, weights, outputs)
+        blocks, images, _, lanes = poses.shape
+        result = poses.new_empty(weights.shape[1], images, blocks * lanes)
+        _run("agreement", poses, weights, outputs=outputs, result=result)
+        return result.movedim(0, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        poses, weights, outputs = ctx.saved_tensors
+        coefficients, of_outputs = _by_output(grad), torch.empty_like(outputs)
+        _run("weighted_sum", poses, weights, coefficients=coefficients, result=of_outputs)
+        return *_gradients(poses, weights, coefficients=coefficients, outputs=outputs), of_outputs
