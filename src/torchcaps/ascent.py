@@ -32,19 +32,6 @@ from torchcaps.functional import (
 )
 from torchcaps.routing.discriminative import DiscriminativeRouting
 
-__all__ = [
-    "Balanced",
-    "Difference",
-    "FixedNorm",
-    "GroupPenalty",
-    "L1Penalty",
-    "L2Penalty",
-    "Objective",
-    "Penalty",
-    "Ratio",
-    "RoutingAscent",
-]
-
 Reduce = Callable[[Tensor], Tensor]
 """From a process's own tensor to its mean over all processes."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from torchcaps.functional import at_least_float32
 
-__all__ = ["SampledBackward", "keeping_chances"]
-
 
 def keeping_chances(sizes: Tensor, noise: float) -> Tensor:
     """With which chance to keep each of several gradients, so that leaving the others out adds little noise.

@@ -18,30 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = [
-    "Capsules",
-    "ascent_direction",
-    "at_least_float32",
-    "capsules_from_totals",
-    "class_powers",
-    "class_signs",
-    "classes_shown",
-    "discriminative_power",
-    "l1_penalty",
-    "l2_penalty",
-    "margin_loss",
-    "presence",
-    "ratio_signs",
-    "reconstruction_loss",
-    "routing_objective",
-    "runs_eagerly",
-    "spread_loss",
-    "spread_margin",
-    "squash",
-    "votes",
-    "weighted_mean",
-]
-
 
 class Capsules(NamedTuple):
     """The output of a capsule layer for a batch of images."""

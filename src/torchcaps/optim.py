@@ -15,8 +15,6 @@ from torchcaps.functional import at_least_float32
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.routing.base import USUAL_FAN_IN
 
-__all__ = ["Muon", "orthogonalised", "parameter_groups"]
-
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which brings all singular values of X near one in five steps."""
 LARGEST_BLOCK = 256
