@@ -77,13 +77,18 @@ def em_capsules_and_weights(
         *_, J, E, I = votes.shape
         log_shares = normalise(votes.new_zeros(*votes.shape[:-3], I, J)).mT  # log R_ij, (..., J, I): even at first
         unit = E * log_shares.exp().sum(-1) if relative else torch.ones_like(beta_a)
+        statistics = _Statistics.apply if runs_eagerly() else _statistics
         for turn, sharpness in enumerate(inverse_temperatures(iterations, final=inverse_temperature, decay=decay)):
             log_weights = log_shares + log_activations  # R_ij ← R_ij a_i
-            means, evidence, log_joint = _m_and_e_step(
-                votes, log_weights, beta_a, beta_u, unit, sharpness, variance_floor
-            )
-            if turn < iterations - 1:  # nobody asks for the last ones
-                log_shares = normalise(log_joint.mT).mT
+            means, variances, distances = statistics(votes, log_weights.softmax(-1), variance_floor)
+            amount = log_weights.exp().sum(-1) / unit  # Σ_i R_ij, (..., J)
+            log_deviations = 0.5 * variances.log().sum(-1)  # Σ_h log σ_j^h
+            cost = (E * beta_u + log_deviations) * amount
+            evidence = sharpness * (beta_a - cost)  # logistic(λ(β_a − Σ_h cost^h)) is the activation
+            if turn < iterations - 1:  # nobody asks for the last shares
+                log_constant = log_deviations + 0.5 * E * math.log(2 * math.pi)
+                log_joint = (F.logsigmoid(evidence) - log_constant).unsqueeze(-1) - distances.clamp_max(FARTHEST)
+                log_shares = normalise(log_joint.mT).mT  # the joint is log a_j p_ij, (..., J, I)
         capsules = Capsules(means.to(outside), evidence.sigmoid().to(outside), means.to(outside))
         return capsules, log_weights.softmax(-1).mT.to(outside)
 
@@ -91,28 +96,6 @@ def em_capsules_and_weights(
 def em_routing(votes: Tensor, activations: Tensor, beta_a: Tensor, beta_u: Tensor, **settings: Any) -> Capsules:
     """The output capsules of :func:`em_capsules_and_weights`, with the same arguments."""
     return em_capsules_and_weights(votes, activations, beta_a, beta_u, **settings)[0]
-
-
-def _m_and_e_step(
-    votes: Tensor,
-    log_weights: Tensor,
-    beta_a: Tensor,
-    beta_u: Tensor,
-    unit: Tensor,
-    sharpness: float,
-    variance_floor: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Votes (..., J, E, I), log R_ij a_i (..., J, I) -> means (..., J, E), logits of activations, log a_j p_ij."""
-    E = votes.shape[-2]
-    statistics = _Statistics.apply if runs_eagerly() else _statistics
-    means, variances, distances = statistics(votes, log_weights.softmax(-1), variance_floor)
-    amount = log_weights.exp().sum(-1) / unit  # Σ_i R_ij, (..., J)
-    log_deviations = 0.5 * variances.log().sum(-1)  # Σ_h log σ_j^h
-    cost = (E * beta_u + log_deviations) * amount
-    evidence = sharpness * (beta_a - cost)  # logistic(λ(β_a − Σ_h cost^h)) is the activation
-    log_constant = log_deviations + 0.5 * E * math.log(2 * math.pi)
-    log_joint = (F.logsigmoid(evidence) - log_constant).unsqueeze(-1) - distances.clamp_max(FARTHEST)
-    return means, evidence, log_joint
 
 
 def _statistics(votes: Tensor, weights: Tensor, variance_floor: float) -> tuple[Tensor, Tensor, Tensor]:
