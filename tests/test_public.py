@@ -32,6 +32,7 @@ ASKED_FOR = [
     "list_models",
     "Muon",
 ]
+HOMES = {name: f"torchcaps.{module}" for module, names in torchcaps._MODULES.items() for name in names}
 
 
 def run(program: str, *arguments: str) -> str:
@@ -53,7 +54,7 @@ def test_the_public_names_are_these():
 def test_every_name_is_where_it_is_said_to_be(name):
     found = getattr(torchcaps, name)
     assert found.__name__ == name
-    assert found is getattr(importlib.import_module(torchcaps._HOMES[name]), name)
+    assert found is getattr(importlib.import_module(HOMES[name]), name)
     namespace: dict[str, object] = {}
     exec(f"from torchcaps import {name}", namespace)
     assert namespace[name] is found
@@ -68,7 +69,7 @@ def test_a_name_that_there_is_not_is_an_attribute_error():
 def test_type_checkers_see_the_same_names():
     """They read the imports under TYPE_CHECKING, and not the table that is used at run time."""
     source = inspect.getsource(torchcaps)
-    for name, home in torchcaps._HOMES.items():
+    for name, home in HOMES.items():
         assert f"from {home} import {name} as {name}\n" in source
 
 

@@ -33,27 +33,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "CapsuleLayer": "torchcaps.layers.capsule",
-    "CapsuleNetwork": "torchcaps.models.capsnet",
-    "ClusteringRouting": "torchcaps.routing.clustering",
-    "Decoder": "torchcaps.layers.decoder",
-    "DynamicRouting": "torchcaps.routing.dynamic",
-    "EMRouting": "torchcaps.routing.em",
-    "L1Routing": "torchcaps.routing.discriminative",
-    "L2Routing": "torchcaps.routing.discriminative",
-    "LearnedRouting": "torchcaps.routing.learned",
-    "Muon": "torchcaps.optim",
-    "PrimaryCapsules": "torchcaps.layers.primary",
-    "RoutingAscent": "torchcaps.ascent",
-    "UniformRouting": "torchcaps.routing.uniform",
-    "create_model": "torchcaps.models.registry",
-    "list_models": "torchcaps.models.registry",
-    "load": "torchcaps.models.files",
-    "margin_loss": "torchcaps.functional",
-    "pretrained": "torchcaps.models.files",
-    "spread_loss": "torchcaps.functional",
-    "squash": "torchcaps.functional",
+_MODULES = {
+    "ascent": ("RoutingAscent",),
+    "functional": ("margin_loss", "spread_loss", "squash"),
+    "layers.capsule": ("CapsuleLayer",),
+    "layers.decoder": ("Decoder",),
+    "layers.primary": ("PrimaryCapsules",),
+    "models.capsnet": ("CapsuleNetwork",),
+    "models.files": ("load", "pretrained"),
+    "models.registry": ("create_model", "list_models"),
+    "optim": ("Muon",),
+    "routing.clustering": ("ClusteringRouting",),
+    "routing.discriminative": ("L1Routing", "L2Routing"),
+    "routing.dynamic": ("DynamicRouting",),
+    "routing.em": ("EMRouting",),
+    "routing.learned": ("LearnedRouting",),
+    "routing.uniform": ("UniformRouting",),
 }
-__all__ = [*_HOMES]
-__getattr__, __dir__ = attach(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, _MODULES)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchcaps.data.splits import Batch, ImageSplit, MultiLabelSplit, OverlappingDigits, Split
 
 # Imported when first used, so that the settings can be had without torch.
-_NAMES = {
+_MODULES = {
     "augmentation": ("Augmentation",),
     "batches": ("Batches", "evaluation_batches"),
     "check": ("CheckReport", "check_data", "draw_contact_sheet"),
@@ -36,6 +36,4 @@ _NAMES = {
     "report": ("DataReport",),
     "splits": ("Batch", "ImageSplit", "MultiLabelSplit", "OverlappingDigits", "Split"),
 }
-_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = [*_HOMES]
-__getattr__, __dir__ = attach(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, _MODULES)

@@ -22,22 +22,15 @@ if TYPE_CHECKING:
     from torchcaps.routing.votes import LinearVotes as LinearVotes
     from torchcaps.routing.votes import Votes as Votes
 
-__getattr__, __dir__ = attach(
-    __name__,
-    {
-        "Routing": "torchcaps.routing.base",
-        "SharedRouting": "torchcaps.routing.base",
-        "ClusteringRouting": "torchcaps.routing.clustering",
-        "DiscriminativeRouting": "torchcaps.routing.discriminative",
-        "L1Routing": "torchcaps.routing.discriminative",
-        "L2Routing": "torchcaps.routing.discriminative",
-        "DynamicRouting": "torchcaps.routing.dynamic",
-        "EMRouting": "torchcaps.routing.em",
-        "LearnedRouting": "torchcaps.routing.learned",
-        "ROUTINGS": "torchcaps.routing.registry",
-        "UniformRouting": "torchcaps.routing.uniform",
-        "DenseVotes": "torchcaps.routing.votes",
-        "LinearVotes": "torchcaps.routing.votes",
-        "Votes": "torchcaps.routing.votes",
-    },
-)
+_MODULES = {
+    "base": ("Routing", "SharedRouting"),
+    "clustering": ("ClusteringRouting",),
+    "discriminative": ("DiscriminativeRouting", "L1Routing", "L2Routing"),
+    "dynamic": ("DynamicRouting",),
+    "em": ("EMRouting",),
+    "learned": ("LearnedRouting",),
+    "registry": ("ROUTINGS",),
+    "uniform": ("UniformRouting",),
+    "votes": ("DenseVotes", "LinearVotes", "Votes"),
+}
+__getattr__, __dir__, __all__ = attach(__name__, _MODULES)
