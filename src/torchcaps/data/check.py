@@ -16,8 +16,8 @@ from rich.cells import cell_len
 from torchcaps.atomic import write_atomically
 from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import list_pictures
-from torchcaps.data.files import BadFile, read_bytes, shown
-from torchcaps.data.images import MAX_BYTES, ImageFacts, decode_whole
+from torchcaps.data.files import BadFile, shown
+from torchcaps.data.images import ImageFacts, read_whole
 from torchcaps.data.listing import Picture
 from torchcaps.data.report import LISTED_FILES, FileReport, class_lines, counted, listed, short, table
 from torchcaps.errors import UserError
@@ -93,7 +93,7 @@ def check_data(config: DataConfig) -> CheckReport:
     for split, pictures in listing.splits.items():
         for picture in pictures:
             try:
-                image, image_facts = decode_whole(read_bytes(picture.path, MAX_BYTES), name=shown(picture.path))
+                image, image_facts = read_whole(picture.path)
             except BadFile as error:
                 bad.append(error)
                 continue
@@ -178,7 +178,7 @@ def _thumbnails(pictures: Sequence[Picture], label: int, count: int, side: int) 
             break
         if label in picture.labels:
             try:
-                image, _ = decode_whole(read_bytes(picture.path, MAX_BYTES), name=shown(picture.path))
+                image, _ = read_whole(picture.path)
             except BadFile:
                 continue
             if max(image.size) <= side // 2:  # or it could not be seen

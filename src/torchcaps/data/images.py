@@ -29,10 +29,7 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())  # what is wrong with
 ImageShape = tuple[int, int, int]  # (C, H, W)
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-IMAGE_ENDINGS = (
-    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif"),
-    *(".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm"),
-)
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm")
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 256 << 20
 _LARGE = 4_000_000  # pixels from which images are decoded one at a time, so that threads do not add up their memory
@@ -57,13 +54,6 @@ class ImageFacts(NamedTuple):
     mode: str  # as Pillow calls it: "L" is grey, "RGB" colour, "RGBA" colour with transparency
 
 
-class Decoded(NamedTuple):
-    """An image as pixels (C, H, W) uint8, and what its file said about it."""
-
-    pixels: Tensor
-    facts: ImageFacts
-
-
 def read_image(path: Path, *, image_shape: ImageShape, fit: str = "stretch") -> Tensor:
     """An image file of any size and mode as pixels.
 
@@ -78,35 +68,42 @@ def read_image(path: Path, *, image_shape: ImageShape, fit: str = "stretch") -> 
     Raises:
         BadFile: the file cannot be read, is too large, damaged, or no image.
     """
-    return decode(read_bytes(path, MAX_BYTES), name=shown(path), image_shape=image_shape, fit=fit).pixels
+    return read_with_facts(path, image_shape=image_shape, fit=fit)[0]
+
+
+def read_with_facts(path: Path, *, image_shape: ImageShape, fit: str) -> tuple[Tensor, ImageFacts]:
+    """As :func:`read_image`, with what the header says."""
+    return _decode(read_bytes(path, MAX_BYTES), name=shown(path), image_shape=image_shape, fit=fit)
 
 
 def decode_image(
     data: bytes | bytearray, *, image_shape: ImageShape, fit: str = "stretch", name: str = "the image"
 ) -> Tensor:
     """As :func:`read_image`, from the bytes of a file. ``name`` is what an error calls it."""
-    return decode(data, name=name, image_shape=image_shape, fit=fit).pixels
+    return _decode(data, name=name, image_shape=image_shape, fit=fit)[0]
 
 
-def decode(data: bytes | bytearray, *, name: str, image_shape: ImageShape, fit: str) -> Decoded:
+def _decode(data: bytes | bytearray, *, name: str, image_shape: ImageShape, fit: str) -> tuple[Tensor, ImageFacts]:
     """As :func:`decode_image`, with what the header says."""
     channels, height, width = image_shape
     if fit not in FITS:
         raise SettingError("fit", f"must be one of {', '.join(FITS)}, not {fit!r}")
     if channels not in (1, 3):
         raise SettingError("image_shape", f"must have 1 channel (grey) or 3 (colour), not {channels}")
-    with _opened(_stream(data, name), name) as (image, facts):
+    if len(data) > MAX_BYTES:
+        raise BadFile(name, f"is too large: it has {len(data):,} bytes, the limit is {MAX_BYTES:,}")
+    with _opened(io.BytesIO(data), name) as (image, facts):
         image.draft(None, (2 * width, 2 * height))  # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size
         image.load()
         upright = _upright(_reduced(image, (4 * width, 4 * height)), _orientation(image))
         fitted = _fitted(_plain(upright).convert("L" if channels == 1 else "RGB"), (width, height), fit)
         pixels = torch.from_numpy(np.array(fitted))
-    return Decoded(pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous(), facts)
+    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous(), facts
 
 
-def decode_whole(data: bytes | bytearray, *, name: str) -> tuple[Image.Image, ImageFacts]:
-    """An image at its full size, upright, in mode L or RGB."""
-    with _opened(_stream(data, name), name) as (image, facts):
+def read_whole(path: Path) -> tuple[Image.Image, ImageFacts]:
+    """An image file at its full size, upright, in mode L or RGB, and what its header says."""
+    with _opened(io.BytesIO(read_bytes(path, MAX_BYTES)), shown(path)) as (image, facts):
         image.load()
         return _plain(_upright(image, _orientation(image))), facts
 
@@ -115,12 +112,6 @@ def image_facts(path: Path) -> ImageFacts:
     """What the header of an image file says; nothing is decoded."""
     with open_regular(path) as stream, _opened(stream, shown(path)) as (_, facts):
         return facts
-
-
-def _stream(data: bytes | bytearray, name: str) -> IO[bytes]:
-    if len(data) > MAX_BYTES:
-        raise BadFile(name, f"is too large: it has {len(data):,} bytes, the limit is {MAX_BYTES:,}")
-    return io.BytesIO(data)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.data.files import BadFile, open_regular, read_bytes, shown
-from torchcaps.data.images import MAX_BYTES, Decoded, ImageFacts, ImageShape, decode
+from torchcaps.data.images import ImageFacts, ImageShape, read_with_facts
 
 Images = tuple[Tensor, Tensor]
 """Pixels (N, C, H, W) uint8; labels (N,) int64, or presence (N, J) bool if images may show several classes."""
@@ -143,9 +143,9 @@ class ReadImages(NamedTuple):
 def read_images(paths: Sequence[Path], *, image_shape: ImageShape, fit: str) -> ReadImages:
     """Read image files in parallel and go on past bad ones; otherwise as :func:`~torchcaps.data.images.read_image`."""
 
-    def read(path: Path) -> Decoded | BadFile:
+    def read(path: Path) -> tuple[Tensor, ImageFacts] | BadFile:
         try:
-            return decode(read_bytes(path, MAX_BYTES), name=shown(path), image_shape=image_shape, fit=fit)
+            return read_with_facts(path, image_shape=image_shape, fit=fit)
         except BadFile as error:
             return error
 
@@ -156,7 +156,7 @@ def read_images(paths: Sequence[Path], *, image_shape: ImageShape, fit: str) -> 
             if isinstance(outcome, BadFile):
                 result.bad.append(outcome)
             else:
-                pixels[len(result.readable)] = outcome.pixels
+                pixels[len(result.readable)], facts = outcome
                 result.readable.append(number)
-                result.facts.append(outcome.facts)
+                result.facts.append(facts)
     return result._replace(pixels=pixels[: len(result.readable)])
