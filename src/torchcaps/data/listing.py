@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from torchcaps.data.files import BadFile, read_bytes, shown
 from torchcaps.data.images import IMAGE_ENDINGS
+from torchcaps.data.report import listed
 from torchcaps.errors import UserError
 
 MAX_TABLE_BYTES = 256 << 20
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 _CLUTTER = {"thumbs.db": "Thumbs.db", "desktop.ini": "desktop.ini", "__macosx": "__MACOSX", ".ds_store": ".DS_Store"}
 _DELIMITERS = ",;\t"
-_LISTED_LINES = 20
 
 
 class Picture(NamedTuple):
@@ -213,10 +213,7 @@ def list_table(path: Path) -> Listing:
     text = bytes(read_bytes(path, MAX_TABLE_BYTES)).decode("utf-8-sig", errors="surrogateescape")
     rows, problems = _table_rows(path, text)
     if problems:
-        more = [f"... and {len(problems) - _LISTED_LINES:,} more"] if len(problems) > _LISTED_LINES else []
-        raise UserError(
-            "\n  ".join([f"{shown(path)} has lines that say too little:", *problems[:_LISTED_LINES], *more])
-        )
+        raise UserError("\n  ".join([f"{shown(path)} has lines that say too little:", *listed(problems)]))
     if not rows:
         raise UserError(f"{shown(path)} names no images: add a line with path and label for each")
     classes = tuple(sorted({label for row in rows for label in row.labels}))

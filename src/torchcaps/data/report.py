@@ -132,10 +132,10 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what if number == 1 else plural}"
 
 
-def listed(bad: Sequence[BadFile]) -> list[str]:
-    """A line for each of the first files, and one for how many more there are."""
-    lines = [str(file) for file in bad[:LISTED_FILES]]
-    return lines if len(bad) <= LISTED_FILES else [*lines, f"... and {len(bad) - LISTED_FILES:,} more"]
+def listed(problems: Sequence[BadFile | str]) -> list[str]:
+    """A line for each of the first problems, and one for how many more there are."""
+    lines = [str(problem) for problem in problems[:LISTED_FILES]]
+    return lines if len(problems) <= LISTED_FILES else [*lines, f"... and {len(problems) - LISTED_FILES:,} more"]
 
 
 def _counts(counts: Mapping[str, int]) -> str:
