@@ -13,8 +13,7 @@ from torchcaps.data.batches import Batches
 from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import DATASETS, DataSet, describe, load
 from torchcaps.data.sources import SOURCES, File, Package, Source
-from torchcaps.data.splits import ImageSplit, MultiLabelSplit, OverlappingDigits
-from torchcaps.data.stratify import hold_out
+from torchcaps.data.splits import ImageSplit, MultiLabelSplit, OverlappingDigits, hold_out
 from torchcaps.errors import UserError
 from torchcaps.settings import SettingError
 

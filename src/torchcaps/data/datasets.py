@@ -24,16 +24,12 @@ from torchcaps.data.pictures import read_listing
 from torchcaps.data.readers import Images
 from torchcaps.data.report import DataReport, FileReport
 from torchcaps.data.sources import SAME_FILES, SOURCES
-from torchcaps.data.splits import ImageSplit, MultiLabelSplit, OverlappingDigits, Split
-from torchcaps.data.stratify import hold_out
+from torchcaps.data.splits import ImageSplit, MultiLabelSplit, OverlappingDigits, Split, hold_out
 from torchcaps.errors import UserError
 from torchcaps.settings import SettingError
 
 _DIGITS = tuple("0123456789")
-_FASHION = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -240,10 +236,7 @@ def load_multi_digits(config: DataConfig, download: bool) -> DataSet:
 
 
 def _overlapping(config: DataConfig, images: Mapping[str, Images]) -> DataSet:
-    def pairs(images: Images, name: str) -> Split:
-        return OverlappingDigits(*images, name=name)
-
-    return _data_set(config, _DIGITS, images, make_split=pairs)
+    return _data_set(config, _DIGITS, images, make_split=lambda part, name: OverlappingDigits(*part, name=name))
 
 
 def load_pictures(config: DataConfig, download: bool) -> DataSet:

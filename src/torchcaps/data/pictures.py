@@ -17,7 +17,7 @@ from torchcaps.data.images import image_facts
 from torchcaps.data.listing import Listing, Picture
 from torchcaps.data.readers import Images, read_images
 from torchcaps.data.report import FileReport, counted, listed
-from torchcaps.data.stratify import places_in_class
+from torchcaps.data.splits import places_in_class
 from torchcaps.errors import UserError
 
 TEST_SHARE = 0.2  # of images that do not come with a split
