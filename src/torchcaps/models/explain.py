@@ -31,17 +31,6 @@ class Explanation(NamedTuple):
     """(B, J, H, W) the same spread over the pixels of the places' receptive fields; None with layers in between."""
 
 
-def contributions(layer: CapsuleLayer, capsules: Capsules) -> tuple[Capsules, Tensor]:
-    """Output capsules of a layer, and the share (B, I, J) that each input capsule has in their lengths."""
-    votes = LinearVotes(capsules.poses, layer.weight)
-    routed = layer(capsules.poses, capsules.activations)
-    coefficients = layer.routing.coefficients_for(votes, capsules.activations)
-    totals = votes.combine(coefficients)
-    lengths = torch.linalg.vector_norm(totals, dim=-1, keepdim=True)
-    directions = totals / lengths.clamp_min(torch.finfo(totals.dtype).tiny)
-    return Capsules(routed.poses, routed.activations, totals), coefficients * votes.agreement(directions)
-
-
 @torch.no_grad()
 def explain(network: CapsuleNetwork, images: Tensor) -> Explanation:
     """See :meth:`CapsuleNetwork.explain`."""
@@ -51,8 +40,13 @@ def explain(network: CapsuleNetwork, images: Tensor) -> Explanation:
     capsules = primary if kept is None else Capsules(*(tensor[:, kept] for tensor in primary))
     for layer in layers[:-1]:
         capsules = layer(capsules.poses, capsules.activations)
-    routed, shares = contributions(cast(CapsuleLayer, layers[-1]), capsules)
-    lengths = torch.linalg.vector_norm(routed.totals, dim=-1)
+    last = cast(CapsuleLayer, layers[-1])
+    votes = LinearVotes(capsules.poses, last.weight)
+    coefficients = last.routing.coefficients_for(votes, capsules.activations)
+    routed = last(capsules.poses, capsules.activations)._replace(totals=votes.combine(coefficients))
+    lengths = torch.linalg.vector_norm(routed.totals, dim=-1)  # (B, J)
+    directions = routed.totals / lengths.clamp_min(torch.finfo(lengths.dtype).tiny).unsqueeze(-1)
+    shares = coefficients * votes.agreement(directions)  # (B, I, J)
     if len(layers) > 1:
         return Explanation(routed, lengths, shares, None, None)
     B, _, J = shares.shape

@@ -18,12 +18,6 @@ SCALE = ".scale"
 """What is added to the name of an 8-bit tensor for that of its scales."""
 
 
-def check_finite(tensor: Tensor) -> None:
-    """Nothing is stored that could not be loaded."""
-    if not tensor.isfinite().all():
-        raise UserError("This network has weights that are not finite: they are not worth storing. Train it anew.")
-
-
 def check_precision(precision: str) -> None:
     """Raise :class:`UserError` for a precision that there is not."""
     if precision not in PRECISIONS:
@@ -42,7 +36,8 @@ def pack(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
     check_precision(precision)
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        check_finite(tensor)
+        if not tensor.isfinite().all():  # nothing is stored that could not be loaded
+            raise UserError("This network has weights that are not finite: they are not worth storing. Train it anew.")
         if not tensor.is_floating_point():  # what a backbone counts
             tensors[name] = tensor
             continue
