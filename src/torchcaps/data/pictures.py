@@ -51,7 +51,11 @@ def read_listing(config: DataConfig, listing: Listing) -> tuple[dict[str, Images
         bad += read.bad
         facts += read.facts
     if bad and not config.skip_unreadable:
-        raise UserError(_complaint(bad))
+        lines = "\n  ".join(listed(bad))
+        raise UserError(
+            f"{counted(len(bad), 'image file')} cannot be read:\n  {lines}\n"
+            "Mend or remove them, or leave them out with --skip-unreadable."
+        )
     _check_classes(listing, images["train"])
     if "test" not in images:
         divided, names["test"] = _divided(images["train"], names["train"])
@@ -113,14 +117,6 @@ def _labels(pictures: Sequence[Picture], listing: Listing) -> Tensor:
     for row, picture in zip(presence, pictures):
         row[list(picture.labels)] = True
     return presence
-
-
-def _complaint(bad: Sequence[BadFile]) -> str:
-    lines = "\n  ".join(listed(bad))
-    return (
-        f"{counted(len(bad), 'image file')} cannot be read:\n  {lines}\n"
-        "Mend or remove them, or leave them out with --skip-unreadable."
-    )
 
 
 def _check_classes(listing: Listing, train: Images) -> None:
