@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast, final
@@ -84,11 +85,10 @@ class CapsuleNetwork(Network):
         self.front = _front(config, task, backbone)
         self.config = config.replace(backbone_weights=None)  # they are its own now: nobody needs that file again
         self.map_shape = self.front.map_shape
-        rows, columns, types = self.map_shape
+        inputs = math.prod(self.map_shape)
         if config.kept_capsules is None:
             self.register_buffer("kept", None)
-        inputs = rows * columns * types
-        if config.kept_capsules is not None:
+        else:
             if not config.kept_capsules or max(config.kept_capsules) >= inputs:
                 raise SettingError("kept_capsules", f"must be numbers below {inputs}, and at least one")
             inputs = len(config.kept_capsules)
