@@ -1,5 +1,7 @@
 """Your own images: "folder:PATH" and "csv:FILE" from the files to a data set."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +123,22 @@ class TestFolder:
             (tmp_path / split / "a" / "000.png").write_text("broken")
         with pytest.raises(UserError, match=r"(?s)2 image files.*train.*test"):
             load(f"folder:{tmp_path}")
+
+    def test_training_folders_that_must_not_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for split in ("train", "test"):
+            picture_folder(tmp_path / split, {"a": 2, "b": 2})
+        entries = os.listdir
+
+        def refusing(folder: Path) -> list[str]:
+            if Path(folder).parent == tmp_path / "train":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return entries(folder)
+
+        monkeypatch.setattr(os, "listdir", refusing)
+        with pytest.raises(UserError, match=r"(?s)2 image files.*Permission denied"):
+            load(f"folder:{tmp_path}")
+        with pytest.raises(UserError, match="no training image that can be read of a, b"):
+            load(f"folder:{tmp_path}", skip_unreadable=True)
 
     def test_class_of_unreadable_files_only(self, tmp_path: Path) -> None:
         picture_folder(tmp_path, {"a": 5, "b": 2})

@@ -54,18 +54,15 @@ def list_folder(root: Path) -> Listing:
     """
     scan = _Scan()
     divided = _split_folders(scan.subfolders(root))
-    if not divided:
-        classes = _class_names(root, scan)
-        return scan.listing(root, classes, {"train": scan.pictures(root, classes)})
-    scan.note_others(root, [path.name for path in divided.values()])
-    scan.above.update(map(_identity, divided.values()))
-    classes = _class_names(divided["train"], scan)
-    splits = {"train": scan.pictures(divided["train"], classes)}
+    if divided:
+        scan.note_others(root, [path.name for path in divided.values()])
+        scan.above.update(map(_identity, divided.values()))
+    train = divided.pop("train", root)
+    classes = _class_names(train, scan)
+    splits = {"train": scan.pictures(train, classes)}
     for split, folder in divided.items():
-        if split == "train":
-            continue
         others = {path.name for path in scan.subfolders(folder)}
-        lacking = {folder.name: set(classes) - others, divided["train"].name: others - set(classes)}
+        lacking = {folder.name: set(classes) - others, train.name: others - set(classes)}
         if any(lacking.values()):
             parts = (
                 f"{where} lacks {', '.join(map(shown, sorted(names)))}" for where, names in lacking.items() if names
@@ -79,10 +76,10 @@ def list_folder(root: Path) -> Listing:
 
 def resolved(splits: Mapping[str, list[Picture]]) -> dict[str, list[Picture]]:
     """The splits with the validation images as test images if there are no others."""
-    filled = {split: pictures for split, pictures in splits.items() if pictures}
-    if "test" not in filled and "validation" in filled:
-        filled["test"] = filled.pop("validation")
-    return filled
+    found = dict(splits)
+    if "test" not in found and "validation" in found:
+        found["test"] = found.pop("validation")
+    return found
 
 
 def _split_folders(folders: Sequence[Path]) -> dict[str, Path]:
