@@ -323,13 +323,12 @@ class RoutingAscent(torch.optim.Optimizer):
         if self.constraint is not None and not all("norm" in state for state in states):
             raise ValueError("the state has no norms: it is that of an ascent without FixedNorm")
         for number, (state, coefficients) in enumerate(zip(states, self.coefficients)):
-            fitting = {"norm": self.state[coefficients]["norm"].shape} if self.constraint is not None else {}
-            fitting |= dict.fromkeys(("exp_avg", "exp_avg_sq"), coefficients.shape)
-            for name in fitting.keys() & state.keys():
-                if state[name].shape != fitting[name]:
+            whole = coefficients.shape
+            for name, shape in (("norm", whole[1:]), ("exp_avg", whole), ("exp_avg_sq", whole)):
+                if name in state and state[name].shape != shape:
                     raise ValueError(
                         f"the state of layer {number} is that of other coefficients: {name} has shape "
-                        f"{tuple(state[name].shape)}, not {tuple(fitting[name])}"
+                        f"{tuple(state[name].shape)}, not {tuple(shape)}"
                     )
         super().load_state_dict(state_dict)
 
