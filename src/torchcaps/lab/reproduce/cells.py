@@ -81,10 +81,12 @@ class Cell:
     def result(self) -> RunResult:
         return RunResult.read(self.folder.result)
 
-    def steps_done(self) -> int:
-        """Steps so far, as far as they have been written down."""
+    def progress(self) -> tuple[int, float]:
+        """Steps and seconds so far, as far as they have been written down."""
+        if self.done:
+            return self.total_steps, self.result().seconds
         metrics = self.folder.read_metrics() if self.started else []
-        return int(metrics[-1]["step"] or 0) if metrics else 0
+        return (int(metrics[-1]["step"] or 0), metrics[-1]["seconds"] or 0.0) if metrics else (0, 0.0)
 
     def check_settings(self) -> None:
         """Refuse what was begun here with other settings, for another budget perhaps."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -21,7 +22,6 @@ class CellDisplay:
         self._console = console
         self._cells = cells
         self.side_by_side = 1  # cells that are trained at the same time
-        self._pace: dict[str, float] = {}  # seconds a step, of the cells that have taken any
         self._last_refresh = 0.0
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -51,7 +51,7 @@ class CellDisplay:
             result = cell.result()
             self.say(f"{cell.name}: {result.test_error_percent:.2f} % test error, {result.seconds:.0f} s")
         if self._done() < len(self._cells):
-            left = _spoken(self._seconds_left({other.name: _reached(other) for other in self._cells}))
+            left = self._time_left(self._progress())
             self.say(f"{self._done()} of {len(self._cells)} cells are done, {left}")
 
     def refresh(self) -> None:
@@ -59,17 +59,17 @@ class CellDisplay:
         if self._bars is None or time.monotonic() - self._last_refresh < REFRESH_SECONDS:
             return
         self._last_refresh = time.monotonic()
-        reached = {cell.name: _reached(cell) for cell in self._cells}
+        progress = self._progress()
         for cell in self._cells:
-            steps, name = reached[cell.name], cell.name
+            (steps, _), name = progress[cell.name], cell.name
             if cell.done and name in self._tasks:
                 self._bars.remove_task(self._tasks.pop(name))
             elif steps and not cell.done:
                 if name not in self._tasks:
                     self._tasks[name] = self._bars.add_task(name, total=cell.total_steps, numbers="")
                 self._bars.update(self._tasks[name], completed=steps, numbers=f"{steps}/{cell.total_steps}")
-        numbers = f"{self._done()}/{len(self._cells)} cells, {_spoken(self._seconds_left(reached))}"
-        self._bars.update(self._overall, completed=sum(reached.values()), numbers=numbers)
+        numbers = f"{self._done()}/{len(self._cells)} cells, {self._time_left(progress)}"
+        self._bars.update(self._overall, completed=sum(steps for steps, _ in progress.values()), numbers=numbers)
 
     def say(self, line: str) -> None:
         self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
@@ -77,36 +77,32 @@ class CellDisplay:
     def _done(self) -> int:
         return sum(cell.done for cell in self._cells)
 
-    def _seconds_left(self, reached: dict[str, int]) -> float | None:
-        """None as long as nothing has run."""
-        for cell in self._cells:
-            if reached[cell.name] and not (cell.done and cell.name in self._pace):
-                seconds = cell.result().seconds if cell.done else cell.folder.read_metrics()[-1]["seconds"] or 0.0
-                self._pace[cell.name] = seconds / reached[cell.name]
-        left = [(cell.total_steps - reached[cell.name]) * self._expected_pace(cell) for cell in self._cells]
-        return sum(left) / self.side_by_side if self._pace else None
+    def _progress(self) -> dict[str, tuple[int, float]]:
+        """Steps and seconds of every cell."""
+        return {cell.name: cell.progress() for cell in self._cells}
 
-    def _expected_pace(self, cell: Cell) -> float:
-        """Seconds a step, from the cell itself or else from the most similar ones that have run."""
-        data, method, _ = cell.name.split("/")
-        for alike in (cell.name, f"{data}/{method}/", f"{data}/", ""):
-            known = [pace for name, pace in self._pace.items() if name.startswith(alike)]
-            if known:
-                return sum(known) / len(known)
-        return 0.0
+    def _time_left(self, progress: Mapping[str, tuple[int, float]]) -> str:
+        pace = {name: seconds / steps for name, (steps, seconds) in progress.items() if steps}
+        if not pace:
+            return "time left unknown"
+        left = ((cell.total_steps - progress[cell.name][0]) * _expected(pace, cell.name) for cell in self._cells)
+        return _spoken(sum(left) / self.side_by_side)
 
 
-def _reached(cell: Cell) -> int:
-    return cell.total_steps if cell.done else cell.steps_done()
+def _expected(pace: Mapping[str, float], cell: str) -> float:
+    """Seconds a step, from the cell itself or else from the most similar ones that have run."""
+    data, method, _ = cell.split("/")
+    for alike in (cell, f"{data}/{method}/", f"{data}/"):
+        if known := [seconds for name, seconds in pace.items() if name.startswith(alike)]:
+            return statistics.fmean(known)
+    return statistics.fmean(pace.values())
 
 
-def _spoken(seconds: float | None) -> str:
+def _spoken(seconds: float) -> str:
     """
     >>> _spoken(5000)
     'about 1 h 23 min left'
     """
-    if seconds is None:
-        return "time left unknown"
     if seconds == 0:
         return "nothing left to do"
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
