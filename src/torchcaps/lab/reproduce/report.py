@@ -14,10 +14,10 @@ from markdown_it import MarkdownIt
 from torchcaps.atomic import DamagedFile, write_atomically
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce import figures
-from torchcaps.lab.reproduce.budgets import BOOKKEEPING, BUDGETS, differences
+from torchcaps.lab.reproduce.budgets import ASCENDING, BOOKKEEPING, BUDGETS, differences
 from torchcaps.lab.reproduce.figures import Column, Comparison
 from torchcaps.lab.reproduce.paper import BENCHMARKS, METHODS, SECONDS_PER_100_STEPS, Benchmark
-from torchcaps.lab.results import CURVES, RESULTS, Results, RunRow, read_record
+from torchcaps.lab.results import CURVES, RESULTS, Results, read_record
 from torchcaps.plots.files import save
 
 STYLE = """
@@ -237,8 +237,7 @@ class Report:
             "classifies correctly; what the DR network's decoder draws of them from its own class capsules; and what "
             "the same decoder draws from the capsules of the L2/FC network."
         )
-        picture = _link(self.folder, self.reconstruction_picture)
-        yield f"![Reconstructions by one decoder from the capsules of two networks]({picture})"
+        yield "![Reconstructions by one decoder from the capsules of two networks](pictures/reconstruction.png)"
         own, foreign, means = (numbers[f"squared_error_{name}"] for name in DRAWN)
         outcome = (
             "That is no better than drawing the mean of the class: what gets across is the class, which the decoder is "
@@ -272,12 +271,23 @@ class Report:
     def _runs(self) -> Iterator[str]:
         yield "## Runs"
         heading = ["run", "test error, %", "steps", "epochs", "training images", "training s", "commit"]
-        yield _markdown(heading, [_line(run) for run in self.runs])
+        rows = [
+            [
+                run.run,
+                f"{run.test_error_percent:.2f}",
+                str(run.steps),
+                f"{run.epochs:g}",
+                f"{run.images_seen:,}",
+                f"{run.train_seconds:.0f}",
+                _short(run.commit),
+            ]
+            for run in self.runs
+        ]
+        yield _markdown(heading, rows)
 
     def _picture(self, figure: Any, name: str, title: str) -> str:
-        path = self.pictures / f"{name}.png"
-        save(figure, path)
-        return f"![{title}]({_link(self.folder, path)})"
+        save(figure, self.pictures / f"{name}.png")
+        return f"![{title}](pictures/{name}.png)"
 
 
 def _comparisons(benchmark: Benchmark, found: figures.Columns) -> Iterator[Comparison]:
@@ -325,21 +335,9 @@ def _changes(column: Column) -> str:
         }
         return ", ".join(f"`{name}` {_value(value)}" for name, value in kept.items())
     changes = differences(settings, column.benchmark, column.method)
-    if METHODS[column.method].routing not in ("l2", "l1"):  # nothing ascends
+    if METHODS[column.method].routing not in ASCENDING:
         changes = {name: change for name, change in changes.items() if not name.startswith("ascent.")}
     return ", ".join(f"`{name}` {_value(old)} → {_value(new)}" for name, (old, new) in changes.items()) or "none"
-
-
-def _line(run: RunRow) -> list[str]:
-    return [
-        run.run,
-        f"{run.test_error_percent:.2f}",
-        str(run.steps),
-        f"{run.epochs:g}",
-        f"{run.images_seen:,}",
-        f"{run.train_seconds:.0f}",
-        _short(run.commit),
-    ]
 
 
 def _error(column: Column | None) -> str:
@@ -382,10 +380,6 @@ def _reached(column: Column, error: float) -> str:
 def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _link(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).as_posix()
 
 
 def _html(text: str, folder: Path) -> str:
