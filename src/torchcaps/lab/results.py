@@ -15,7 +15,7 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,11 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         names = list(dict.fromkeys(["experiment", "run", "method", *_KINDS]))
         lines = [[_cell(getattr(row, name)) for name in names] for row in self.rows.values()]
-        write_atomically(folder / RESULTS, _table(names, lines))
-        points = ([*key, *(_short(row.get(name)) for name in COLUMNS)] for key, row in self._points())
-        table = _table(["experiment", "run", *COLUMNS], points)
-        write_atomically(folder / CURVES, gzip.compress(table, mtime=0))
-
-    def _points(self) -> Iterator[tuple[Key, Mapping[str, float | None]]]:
-        return ((key, row) for key, curve in self.curves.items() for row in curve)
+        write_atomically(folder / RESULTS, table(names, lines))
+        points = (
+            [*key, *(_short(row.get(name)) for name in COLUMNS)] for key, curve in self.curves.items() for row in curve
+        )
+        write_atomically(folder / CURVES, gzip.compress(table(["experiment", "run", *COLUMNS], points), mtime=0))
 
 
 def collect(root: Path, *, experiment: str) -> Results:
@@ -194,7 +192,8 @@ def _point(line: Mapping[str, str]) -> dict[str, float | None]:
     return numbers
 
 
-def _table(names: list[str], lines: Any) -> bytes:
+def table(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
+    """A CSV file with these lines; None is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

@@ -13,7 +13,7 @@ from torch import nn
 from torchcaps.ascent import RoutingAscent
 from torchcaps.data.splits import Batch
 from torchcaps.functional import margin_loss, squash
-from torchcaps.lab.bench.networks import MODEL_NAMES, NETWORKS
+from torchcaps.lab.bench.networks import NETWORKS
 from torchcaps.lab.bench.reference import ReferenceCapsules, ReferenceNetwork, training_step
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.ops import keep_memory
@@ -81,9 +81,9 @@ class TrainingStep(NetworkCase):
         network, batch = NETWORKS[self.network], self.batch()
         if self.kind == REFERENCE:
             return training_step(ReferenceNetwork(network), batch.images, batch.labels, batch.parts)
-        routing = RoutingConfig() if self.kind in MODEL_NAMES else RoutingConfig(name=self.kind)
+        model, routing = network.settings(self.kind)
         config = TrainingConfig(
-            model=network.model_of(self.kind),
+            model=model,
             routing=routing,
             optimiser=OptimiserConfig(name=self.optimiser, warmup=0),
             ascent=AscentConfig(alternation=self.alternation),

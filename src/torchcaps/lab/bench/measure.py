@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
+from torch.utils.benchmark import Timer
 
 from torchcaps.errors import UserError
 from torchcaps.lab.bench.cases import Case
@@ -128,17 +129,9 @@ def measure(
 
 def gemm_rate(threads: int, *, rounds: int = 7) -> float:
     """Measured GFLOP/s of matrix products of the shape that the fast convolution makes for MNIST."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    left, right = torch.randn(20, 128, 256), torch.randn(20, 256, 256)
-    out = torch.empty(20, 128, 256)
-    repeats, best = 20, float("inf")
-    for _ in range(rounds):
-        started = time.perf_counter()
-        for _ in range(repeats):
-            torch.bmm(left, right, out=out)
-        best = min(best, (time.perf_counter() - started) / repeats)
-    torch.set_num_threads(before)
+    factors = {"left": torch.randn(20, 128, 256), "right": torch.randn(20, 256, 256), "out": torch.empty(20, 128, 256)}
+    timer = Timer("torch.bmm(left, right, out=out)", globals=factors, num_threads=threads)
+    best = min(timer.timeit(20).median for _ in range(rounds))
     return 2 * 20 * 128 * 256 * 256 / best / 1e9
 
 

@@ -23,16 +23,17 @@ class BenchNetwork:
     task: TaskConfig
     model: CapsNetConfig
 
-    def model_of(self, kind: str) -> ModelConfig:
-        """The settings of the capsnet, or of one of the other models with and without a decoder alike."""
+    def settings(self, kind: str) -> tuple[ModelConfig, RoutingConfig]:
+        """Of the capsnet with a routing, or of one of the other models with and without a decoder alike."""
         if kind not in MODEL_NAMES:
-            return self.model
-        return ModelConfig.from_mapping({"name": kind, "reconstruction": self.model.reconstruction})
+            return self.model, RoutingConfig(name=kind)
+        model = ModelConfig.from_mapping({"name": kind, "reconstruction": self.model.reconstruction})
+        return model, RoutingConfig()
 
     def build(self, kind: str) -> Network:
         """The capsnet with a routing, or another model, with fresh weights."""
-        routing = RoutingConfig() if kind in MODEL_NAMES else RoutingConfig(name=kind)
-        return self.model_of(kind).build(self.task, routing)
+        model, routing = self.settings(kind)
+        return model.build(self.task, routing)
 
 
 def _network(image_shape: tuple[int, int, int], labels_per_image: int = 1, **settings: Any) -> BenchNetwork:

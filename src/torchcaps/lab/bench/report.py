@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -25,6 +23,7 @@ from torchcaps.lab.bench.cases import REFERENCE, Case, ClassLayerStep, Inference
 from torchcaps.lab.bench.measure import Measurement, check_threads, gemm_rate, measure
 from torchcaps.lab.bench.networks import KINDS, NETWORKS
 from torchcaps.lab.bench.operations import training_gflop
+from torchcaps.lab.results import table
 from torchcaps.plots.files import save
 from torchcaps.routing.discriminative import DiscriminativeRouting
 from torchcaps.routing.registry import ROUTINGS
@@ -206,23 +205,20 @@ def _print(summary: dict[str, Any]) -> None:
         highlight=False,
     )
     for (network, what, threads), rows in _groups(summary["rows"]).items():
-        table = Table(title=f"{network}, {what}, {threads} thread(s)", title_justify="left", box=None)
+        shown = Table(title=f"{network}, {what}, {threads} thread(s)", title_justify="left", box=None)
         names = [name for name in HEADINGS if any(name in row for row in rows)]
         for name in names:
-            table.add_column(HEADINGS[name], justify="left" if name == "case" else "right", no_wrap=True)
+            shown.add_column(HEADINGS[name], justify="left" if name == "case" else "right", no_wrap=True)
         for row in rows:
-            table.add_row(*(str(row.get(name, "–")) for name in names))
-        console.print(table)
+            shown.add_row(*(str(row.get(name, "–")) for name in names))
+        console.print(shown)
 
 
 def _keep(path: Path, summary: dict[str, Any]) -> None:
     """CSV, JSON and pictures, named by what they were measured on."""
     columns = list(dict.fromkeys(name for row in summary["rows"] for name in row))
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(summary["rows"])
-    write_atomically(Path(f"{path}.csv"), table.getvalue().encode())
+    lines = [[row.get(name) for name in columns] for row in summary["rows"]]
+    write_atomically(Path(f"{path}.csv"), table(columns, lines))
     write_json(Path(f"{path}.json"), summary)
     for (network, what, threads), rows in _groups(summary["rows"]).items():
         name = f"{path}-{slug(network)}-{threads}"
