@@ -67,6 +67,15 @@ def _kernels() -> Any:
     return kernels
 
 
+def run(kernel: str, job: str, **parts: Any) -> None:
+    """Run one of the compiled kernels. ``parts`` make its job: a tensor by its address, and None as 0."""
+    kernels = _kernels()
+    record = np.zeros((), getattr(kernels, job))
+    for name, part in parts.items():
+        record[name] = part.data_ptr() if isinstance(part, Tensor) else 0 if part is None else part
+    kernels.run(getattr(kernels, kernel), record)
+
+
 class Side(NamedTuple):
     """A transform along one axis, tile by tile."""
 
@@ -176,9 +185,8 @@ class Transform:
         channels: int,
     ) -> None:
         """``sides``, ``positions`` (which of an item's rows each sample is) and ``places`` of each phase."""
-        kernels = _kernels()
         self._kept: list[np.ndarray[Any, Any]] = []  # what the records hold addresses of
-        self._forth, self._back = (np.zeros(len(sides), kernels.PHASE) for _ in range(2))
+        self._forth, self._back = (np.zeros(len(sides), _kernels().PHASE) for _ in range(2))
         for phase, (rows, cols) in enumerate(sides):
             for record, back in ((self._forth[phase], False), (self._back[phase], True)):
                 for name, side in (("row", rows), ("col", cols)):
@@ -190,12 +198,16 @@ class Transform:
                 record["positions"] = self._address(np.array(positions[phase], np.int64))
                 record["offsets"] = self._address(np.array(places[phase].offsets, np.int64))
                 record["leads"] = self._address(np.array(places[phase].leads, np.int64))
-        self._job = np.zeros((), kernels.TRANSFORM)
-        job = self._job
-        job["phase_count"], job["row_count"], job["all_items"], job["channels"] = len(sides), row_count, items, channels
         room = max(max(rows.samples, rows.points) * max(cols.samples, cols.points) for rows, cols in sides)
         wide = 256 if 3 * room * 256 <= SCRATCH else 64  # channels at a time
-        job["room"], job["width"] = room, gcd(channels, wide)
+        self._sizes = {
+            "phase_count": len(sides),
+            "row_count": row_count,
+            "all_items": items,
+            "channels": channels,
+            "room": room,
+            "width": gcd(channels, wide),
+        }
 
     def _address(self, array: np.ndarray[Any, Any]) -> int:
         self._kept.append(array)
@@ -203,21 +215,14 @@ class Transform:
 
     def spread(self, array: Tensor, values: Tensor, *, items: int, before: int = 0, **others: Any) -> None:
         """Transform ``items`` of ``array`` into ``values``, after those ``before``."""
-        self._run(_kernels().spread, self._forth, array, values, items, before, others)
+        self._run("spread", self._forth, array=array, values=values, items=items, before=before, **others)
 
     def collect(self, values: Tensor, array: Tensor, *, items: int, before: int = 0, **others: Any) -> None:
         """The transpose of ``spread``: transform ``values`` back into ``array``."""
-        self._run(_kernels().collect, self._back, array, values, items, before, others)
+        self._run("collect", self._back, array=array, values=values, items=items, before=before, **others)
 
-    def _run(
-        self, kernel: Any, phases: Any, array: Tensor, values: Tensor, items: int, before: int, others: dict[str, Any]
-    ) -> None:
-        job = self._job.copy()
-        job["phases"], job["array"], job["values"] = phases.ctypes.data, array.data_ptr(), values.data_ptr()
-        job["items"], job["before"] = items, before
-        for name, value in others.items():
-            job[name] = value.data_ptr() if isinstance(value, Tensor) else 0 if value is None else value
-        _kernels().run(kernel, job)
+    def _run(self, kernel: str, phases: np.ndarray[Any, Any], **parts: Any) -> None:
+        run(kernel, "TRANSFORM", phases=phases.ctypes.data, **self._sizes, **parts)
 
 
 class CompiledPlan:
@@ -291,11 +296,9 @@ class CompiledPlan:
         _, channels, rows, cols = images.shape
         down, across = self.used
         result = images.new_empty(count * down * across, channels * window**2 + 1)
-        job = np.zeros((), _kernels().PATCHES)
-        job["source"], job["target"] = images[start].data_ptr(), result.data_ptr()
-        job["images"], job["channels"], job["rows"], job["cols"] = count, channels, rows, cols
-        job["window"], job["down"], job["across"] = window, down, across
-        _kernels().run(_kernels().patches, job)
+        sizes = {"images": count, "channels": channels, "rows": rows, "cols": cols}
+        places = {"window": window, "down": down, "across": across}
+        run("patches", "PATCHES", source=images[start], target=result, **sizes, **places)
         return result
 
     def set_image_gradient(self, gradient: Tensor, of_patches: Tensor, window: int) -> None:

@@ -72,20 +72,12 @@ def conv_pair(
     >>> conv_pair(images, weight1, None, weight2, None, stride=2).shape
     torch.Size([2, 6, 6, 32])
     """
-    eager = runs_eagerly_on_cpu(images, weight1, bias1, weight2, bias2)
-    if eager and _fits(images, weight1, weight2) and negative_slope >= 0:
+    tensors = (images, weight1, bias1, weight2, bias2)
+    if runs_eagerly_on_cpu(*tensors) and _fits(images, weight1, weight2) and negative_slope >= 0:
         shape = pair_shape(images, weight1, weight2, stride, padding)
         if supported(shape) if kernel else pays(shape):
             return bilinear_conv_pair(
-                images,
-                weight1,
-                bias1,
-                weight2,
-                bias2,
-                stride=stride,
-                padding=padding,
-                negative_slope=negative_slope,
-                kernel=kernel,
+                *tensors, stride=stride, padding=padding, negative_slope=negative_slope, kernel=kernel
             )
     hidden = F.leaky_relu(F.conv2d(images, weight1, bias1, padding=padding), negative_slope)
     return F.conv2d(hidden, weight2, bias2, stride, padding).permute(0, 2, 3, 1)

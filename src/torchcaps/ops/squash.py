@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -41,7 +40,7 @@ class _Squash(torch.autograd.Function):
         totals = totals.contiguous()
         ctx.save_for_backward(totals)
         poses, lengths = torch.empty_like(totals), totals.new_empty(totals.shape[:-1])
-        _run("squash", totals=totals, poses=poses, lengths=lengths)
+        _run("squash", totals, poses=poses, lengths=lengths)
         return poses, lengths
 
     @staticmethod
@@ -50,15 +49,10 @@ class _Squash(torch.autograd.Function):
         (totals,) = ctx.saved_tensors
         result = torch.empty_like(totals)
         gradients = {"poses": of_poses.contiguous(), "lengths": of_lengths.contiguous()}
-        _run("squash_gradient", totals=totals, result=result, **gradients)
+        _run("squash_gradient", totals, result=result, **gradients)
         return result
 
 
-def _run(name: str, **tensors: Tensor) -> None:
-    kernels = compiled.native()
-    assert kernels is not None
-    job = np.zeros((), kernels.SQUASH)
-    for part, tensor in tensors.items():
-        job[part] = tensor.data_ptr()
-    job["count"], job["size"] = tensors["lengths"].numel(), tensors["totals"].shape[-1]
-    kernels.run(getattr(kernels, name), job)
+def _run(kernel: str, totals: Tensor, **others: Tensor) -> None:
+    sizes = {"count": others["lengths"].numel(), "size": totals.shape[-1]}
+    compiled.run(kernel, "SQUASH", totals=totals, **sizes, **others)

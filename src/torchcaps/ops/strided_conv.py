@@ -33,7 +33,7 @@ def strided_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, str
     torch.Size([2, 8, 10, 10])
     """
     if runs_eagerly_on_cpu(x, weight, bias) and x.dim() == weight.dim() == 4 and x.shape[1] == weight.shape[1]:
-        shape = shape_of(x.shape, weight, stride, padding)
+        shape = ConvolutionShape.of(len(x), (x.shape[2], x.shape[3]), weight, stride, padding)
         if weight.shape[2] == weight.shape[3] and pays(shape):
             return bilinear_conv2d(x, weight, bias, stride, padding=padding)
     return F.conv2d(x, weight, bias, stride, padding)
@@ -49,14 +49,9 @@ def bilinear_conv2d(
     padding: int = 0,
 ) -> Tensor:
     """``strided_conv2d`` by the bilinear algorithm, whether or not it pays."""
-    plan = make_plan(shape_of(x.shape, weight, stride, padding), x.dtype, tile)
+    plan = make_plan(ConvolutionShape.of(len(x), (x.shape[2], x.shape[3]), weight, stride, padding), x.dtype, tile)
     result: Tensor = _StridedConv2d.apply(x, weight, bias, plan)  # type: ignore[no-untyped-call]
     return result
-
-
-def shape_of(x: torch.Size, weight: Tensor, stride: int, padding: int = 0) -> ConvolutionShape:
-    """The shape of the convolution of (B, C, rows, cols) with a square ``weight``."""
-    return ConvolutionShape.of(x[0], (x[2], x[3]), weight, stride, padding)
 
 
 def samples_of(x: Tensor, p: int, q: int, plan: BilinearPlan) -> Tensor:

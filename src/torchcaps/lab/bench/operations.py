@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from itertools import product
 
+import torch
+
 from torchcaps.lab.bench.networks import NETWORKS
 from torchcaps.layers.capsule import CapsuleLayer
 from torchcaps.layers.primary import ImageCapsules
 from torchcaps.models.capsnet import CapsuleNetwork
 from torchcaps.ops.bilinear import taps_of_phases
+from torchcaps.ops.conv_pair import pair_shape
 from torchcaps.ops.plan import ConvolutionShape, best_tile
 
 
@@ -25,7 +28,8 @@ def training_gflop(network_name: str, batch: int) -> float:
     front = network.front
     assert isinstance(front, ImageCapsules)
     channels, image_channels, kernel = front.first.weight.shape[:3]
-    shape = _second_convolution(front, batch)
+    images = torch.empty(batch, *front.image_shape, device="meta")
+    shape = pair_shape(images, front.first.weight, front.second.weight, front.STRIDE, front.padding)
     first = batch * math.prod(shape.used) * channels * (image_channels * kernel**2 + 1)
     capsules = batch * sum(layer.weight.numel() for layer in network.layers if isinstance(layer, CapsuleLayer))
     labels = network.task.labels_per_image
@@ -33,12 +37,6 @@ def training_gflop(network_name: str, batch: int) -> float:
     drawn = 0 if decoder is None else batch * labels * sum(parameter.numel() for parameter in decoder.parameters())
     # forward and weight gradient; with input gradient; with the ascent's gradient as well
     return 2 * (2 * first + bilinear_multiplications(shape) + 4 * capsules + 3 * drawn) / 1e9
-
-
-def _second_convolution(front: ImageCapsules, batch: int) -> ConvolutionShape:
-    grow = 2 * front.padding - front.first.kernel_size[0] + 1
-    rows, columns = (side + grow for side in front.image_shape[1:])
-    return ConvolutionShape.of(batch, (rows, columns), front.second.weight, front.STRIDE, front.padding)
 
 
 def bilinear_multiplications(shape: ConvolutionShape) -> float:
