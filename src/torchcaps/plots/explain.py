@@ -252,16 +252,9 @@ def explained_or_why_not(network: Network, image: Tensor) -> tuple[Explanation |
             explained = network.explain(image[None].to(network.mean.device))
     except NotImplementedError:
         return None, "This routing does not say with which coefficients it sums the votes: there is nothing to map."
-    _, lengths, contributions, by_place, maps = explained
-    on_cpu = explained._replace(
-        lengths=lengths.cpu(),
-        contributions=contributions.cpu(),
-        by_place=None if by_place is None else by_place.cpu(),
-        maps=None if maps is None else maps.cpu(),
-    )
-    if on_cpu.maps is None:
-        return on_cpu, "With capsule layers in between, contributions belong to no place of the image: there is no map."
-    return on_cpu, ""
+    if explained.maps is not None:
+        return explained, ""
+    return explained, "With capsule layers in between, contributions belong to no place of the image: there is no map."
 
 
 def _evaluated(network: Network, image: Tensor) -> Any:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from torchcaps.atomic import write_atomically
 
 
-def png(figure: Figure, **options: Any) -> bytes:
+def png(figure: Figure) -> bytes:
     """The picture as the content of a PNG file; the same picture has the same bytes."""
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that no font here has
-        figure.savefig(content, format="png", dpi=120, metadata={"Software": None}, **options)
+        figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
     return content.getvalue()
 
 
