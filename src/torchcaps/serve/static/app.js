@@ -243,14 +243,8 @@ class App {
       const samples = await this.backend.samples("any", ALBUM_SIZE, 0);
       byId("album-pictures").replaceChildren(
         ...samples.map((sample) => {
-          const button = element("button", "frame");
-          button.type = "button";
-          button.setAttribute("aria-label", inWords(sample.labels.map((label) => this.info.classes[label])));
-          const canvas = element("canvas");
-          paint(canvas, sample.image, this.info.image_shape);
-          button.append(canvas);
-          button.addEventListener("click", () => this.show(sample));
-          return button;
+          const words = inWords(sample.labels.map((label) => this.info.classes[label]));
+          return pictureButton(sample.image, this.info.image_shape, words, () => this.show(sample));
         }),
       );
     });

@@ -50,10 +50,8 @@ function lineChart(title, unit, lines) {
       svg.append(svgElement("circle", { class: `dot run-${number}`, cx: x(step), cy: y(value), r: 3 }));
     }
   }
-  const figure = document.createElement("figure");
-  const caption = document.createElement("figcaption");
-  caption.textContent = `${title}, by step`;
-  figure.append(caption, svg);
+  const figure = element("figure");
+  figure.append(element("figcaption", "", `${title}, by step`), svg);
   return figure;
 }
 
@@ -72,14 +70,8 @@ function showCurves(place, models) {
   }
   if (!place.children.length) return false;
   if (models.length > 1) {
-    const legend = document.createElement("p");
-    legend.className = "run-legend";
-    models.forEach((model, number) => {
-      const item = document.createElement("span");
-      item.className = `run-${number}`;
-      item.textContent = model.name;
-      legend.append(item);
-    });
+    const legend = element("p", "run-legend");
+    legend.append(...models.map((model, number) => element("span", `run-${number}`, model.name)));
     place.append(legend);
   }
   return true;

@@ -1,7 +1,7 @@
 "use strict";
 /* A capsule network in plain JavaScript: convolutions, squash, routing, decoder and exact contributions.
 
-   `capsuleEngine` needs nothing from outside of itself, so that its text can be given to a worker. The letters are those
+   `capsuleEngine` needs nothing from outside but `bytesOf`, so that its text can be given to a worker. The letters are those
    of the library: I input capsules with D components, J output capsules with E components. */
 
 function capsuleEngine() {
@@ -17,13 +17,6 @@ function capsuleEngine() {
       table[code] = code & 32768 ? -size : size;
     }
     return table;
-  }
-
-  function bytesOf(text) {
-    const letters = atob(text);
-    const bytes = new Uint8Array(letters.length);
-    for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
-    return bytes;
   }
 
   const floatsOf = (text) => new Float32Array(bytesOf(text).buffer);

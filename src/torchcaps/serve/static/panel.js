@@ -8,6 +8,17 @@ function element(tag, className, text) {
   return made;
 }
 
+function pictureButton(bytes, shape, words, onClick) {
+  const button = element("button", "frame");
+  button.type = "button";
+  button.setAttribute("aria-label", words);
+  const canvas = element("canvas");
+  paint(canvas, bytes, shape);
+  button.append(canvas);
+  button.addEventListener("click", onClick);
+  return button;
+}
+
 const inWords = (names) => (names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`);
 
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
@@ -270,17 +281,12 @@ class Panel {
     place.replaceChildren(
       ...strip.map((image, step) => {
         const value = own - reach + (2 * reach * step) / (strip.length - 1);
-        const button = element("button", "frame");
-        button.type = "button";
-        button.setAttribute("aria-label", `Component ${component + 1} at ${short(value)}`);
-        button.title = short(value);
-        const canvas = element("canvas");
-        paint(canvas, image, this.info.image_shape);
-        button.append(canvas);
-        button.addEventListener("click", () => {
+        const words = `Component ${component + 1} at ${short(value)}`;
+        const button = pictureButton(image, this.info.image_shape, words, () => {
           this.setComponent(component, value);
           for (const frame of place.children) frame.classList.toggle("own", frame === button);
         });
+        button.title = short(value);
         return button;
       }),
     );

@@ -1,7 +1,7 @@
 "use strict";
 /* Answers without a server: the networks are in this page, and run in a worker so that it stays quick to the touch. */
 
-/** What the worker runs: the text of this function and of capsuleEngine. */
+/** What the worker runs: the text of this function, of capsuleEngine and of bytesOf. */
 function answerMessages(makeEngine) {
   const { Network } = makeEngine();
   let networks = [];
@@ -28,6 +28,7 @@ class StaticBackend {
 
   connect() {
     const source = `"use strict";
+      ${bytesOf}
       const answer = (${answerMessages})(${capsuleEngine});
       onmessage = ({ data: { number, name, given } }) => {
         try { postMessage({ number, result: answer(name, given) }); }
