@@ -68,11 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
 def _opened(arguments: argparse.Namespace) -> tuple[list[ServedModel], Gallery | None, str]:
     """The networks, their test images, and why there are none if there are none."""
     from torchcaps.serve.gallery import Gallery
-    from torchcaps.serve.model import ServedModel, check_side_by_side
+    from torchcaps.serve.model import ServedModel
 
     runs = [open_run(path, arguments) for path in arguments.runs or [pretrained_folder("mnist")]]
     models = [ServedModel.of_run(trained) for trained in runs]
-    check_side_by_side(models)
     try:
         return models, Gallery.of_run(runs[0], data_folder=arguments.data_dir), ""
     except UserError as error:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from fastapi import FastAPI, Query, Request
@@ -170,18 +170,17 @@ def _add_error_handlers(app: FastAPI) -> None:
     def sentence(status: int, text: str) -> JSONResponse:
         return JSONResponse({"error": text}, status)
 
-    async def on_validation(request: Request, error: Any) -> JSONResponse:
+    @app.exception_handler(RequestValidationError)
+    async def on_validation(request: Request, error: RequestValidationError) -> JSONResponse:
         problems = error.errors()
         where = ".".join(str(part) for part in problems[0]["loc"][1:3] if isinstance(part, str)) if problems else ""
         what = problems[0]["msg"] if problems else "not what was expected"
         return sentence(422, f"The request was not understood: {where[:40] or 'the body'}: {what[:200]}.")
 
-    async def on_http(request: Request, error: Any) -> JSONResponse:
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         return sentence(error.status_code, str(error.detail))
 
-    async def on_user_error(request: Request, error: Exception) -> JSONResponse:
+    @app.exception_handler(UserError)
+    async def on_user_error(request: Request, error: UserError) -> JSONResponse:
         return sentence(400, str(error))
-
-    app.add_exception_handler(RequestValidationError, on_validation)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(UserError, on_user_error)

@@ -13,9 +13,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -114,15 +117,6 @@ class Rate:
         return admitted
 
 
-class Refused(Exception):
-    """A request that goes no further, and the sentence that says why."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
-
-
 class Guard:
     """ASGI middleware that checks each request before the application sees it, and adds headers to each answer."""
 
@@ -143,15 +137,14 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *headers]}
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         try:
             self._check_sender(scope)
             body = await self._whole_body(scope, receive)
-        except Refused as refusal:
-            answer = JSONResponse({"error": refusal.sentence}, refusal.status, {"connection": "close"})
+        except HTTPException as refusal:
+            answer = JSONResponse({"error": refusal.detail}, refusal.status_code, {"connection": "close"})
             await answer(scope, receive, send_with_headers)
             return
         try:
@@ -163,49 +156,40 @@ class Guard:
                 await answer(scope, receive, send_with_headers)
 
     def _check_sender(self, scope: Scope) -> None:
-        hosts, origins, sites = (_headers(scope, name) for name in (b"host", b"origin", b"sec-fetch-site"))
+        hosts, origins, sites = map(Headers(scope=scope).getlist, ("host", "origin", "sec-fetch-site"))
         if len(hosts) != 1 or not self._hosts.allow(hosts[0]):
-            raise Refused(421, "This server does not answer to that host name. Allow it with --allow-host.")
+            raise HTTPException(421, "This server does not answer to that host name. Allow it with --allow-host.")
         if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
-            raise Refused(403, "Requests from other web sites are refused.")
+            raise HTTPException(403, "Requests from other web sites are refused.")
         from_elsewhere = any(site not in ("same-origin", "none") for site in sites)
         if from_elsewhere and scope["path"].startswith("/api/"):
-            raise Refused(403, "Requests from other web sites are refused.")
+            raise HTTPException(403, "Requests from other web sites are refused.")
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            raise Refused(405, "Only GET, HEAD and POST are understood.")
+            raise HTTPException(405, "Only GET, HEAD and POST are understood.")
         client = scope.get("client")
         if not self._rate.admit(client[0] if client else ""):
-            raise Refused(429, "Too many requests: wait a second.")
+            raise HTTPException(429, "Too many requests: wait a second.")
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> bytes:
         most = self._limits.upload_bytes if scope["path"] == self._upload_path else self._limits.body_bytes
         if scope["method"] != "POST":
             most = 0
-        too_large = Refused(413, f"That is too large: the limit is {most / 2**20:.3g} MB.")
-        for length in _headers(scope, b"content-length"):
+        too_large = HTTPException(413, f"That is too large: the limit is {most / 2**20:.3g} MB.")
+        for length in Headers(scope=scope).getlist("content-length"):
             if not length.isdecimal() or int(length[:20]) > most:
                 raise too_large
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()
         try:
             async with asyncio.timeout(self._limits.seconds_to_send):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refused(400, "The request was cut off.")
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > most:
+                async for part in Request(scope, receive).stream():
+                    body += part
+                    if len(body) > most:
                         raise too_large
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+        except ClientDisconnect:
+            raise HTTPException(400, "The request was cut off.") from None
         except TimeoutError:
-            raise Refused(408, "The request took too long to arrive.") from None
-
-
-def _headers(scope: Scope, name: bytes) -> list[str]:
-    given = cast(list[tuple[bytes, bytes]], scope["headers"])
-    return [value.decode("latin-1") for key, value in given if key == name]
+            raise HTTPException(408, "The request took too long to arrive.") from None
+        return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
