@@ -148,10 +148,9 @@ class ServedModel:
         """Draw class capsules with poses (N, E), one image (C, H, W) in [0, 1] for each: (N, C, H, W)."""
         if self.network.decoder is None:
             raise UserError("This network was trained without reconstruction: it has no decoder to draw with.")
-        everything = poses.new_zeros(len(poses), len(self.network.classes), self.pose_size)
-        numbers = torch.tensor(labels, dtype=torch.long, device=poses.device)
-        everything[torch.arange(len(poses)), numbers] = poses
-        images: Tensor = self.network.decoder(everything.to(self.network.mean.device), numbers)
+        device = self.network.mean.device
+        of_all_classes = poses.to(device)[:, None].expand(-1, len(self.network.classes), -1)  # it looks at one
+        images: Tensor = self.network.decoder(of_all_classes, torch.tensor(labels, dtype=torch.long, device=device))
         return images[:, 0]
 
     def sweep(self, pose: Tensor, label: int, component: int | None = None) -> Tensor:
