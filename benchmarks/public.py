@@ -13,7 +13,6 @@ its memory. A checkout that is not there is left out. Writes ``results/public-HA
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from torchcaps.lab.bench.cases import REFERENCE, Case, Inference, NetworkCase, TrainingStep
 from torchcaps.lab.bench.measure import check_threads, measure
 from torchcaps.lab.bench.report import slug
+from torchcaps.lab.results import table
 from torchcaps.training.host import commit, cpu_name, usable_cores
 
 RESULTS = Path(__file__).parent / "results"
@@ -163,10 +163,7 @@ def main() -> None:
             print(f"{what:10} {row['network']:30} {row['images_per_second']:8} images/s, kept: {row['memory_kept']}")
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"public-{slug(f'{cpu_name()} {threads} threads')}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    path.write_bytes(table(list(rows[0]), [list(row.values()) for row in rows]))
     print(f"Kept in {path}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import csv
 import shutil
 import tempfile
 import threading
@@ -25,6 +24,7 @@ import uvicorn
 import torchcaps
 from torchcaps.cli.serve import listening_on
 from torchcaps.data.datasets import load
+from torchcaps.lab.results import table
 from torchcaps.serve.app import make_app
 from torchcaps.serve.guard import Limits
 from torchcaps.serve.model import ServedModel
@@ -110,10 +110,8 @@ def main() -> None:
         for way, times in measured(ServedModel("mnist", network), given.strokes + WARM_UP)
     ]
     RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / "serve.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["network", "way", "threads", "strokes", "least_ms", "median_ms", "p95_ms", "processor"])
-        writer.writerows([*row, cpu_name()] for row in rows)
+    names = ["network", "way", "threads", "strokes", "least_ms", "median_ms", "p95_ms", "processor"]
+    (RESULTS / "serve.csv").write_bytes(table(names, [[*row, cpu_name()] for row in rows]))
     for name, way, _, _, least, median, slow in rows:
         print(f"{name:10} {way:20} median {median:.1f} ms, least {least:.1f}, 95 % within {slow:.1f}")
     print(f"{given.strokes} strokes, {given.threads} threads, {cpu_name()}")
