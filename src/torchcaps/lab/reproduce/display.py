@@ -23,23 +23,19 @@ class CellDisplay:
         self._cells = cells
         self.side_by_side = 1  # cells that are trained at the same time
         self._last_refresh = 0.0
-        self._bars: Progress | None = None
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._overall = self._bars.add_task("all cells", total=sum(cell.total_steps for cell in cells), numbers="")
         self._tasks: dict[str, TaskID] = {}
-        if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
-            self._bars = Progress(*columns, console=console)
-            self._overall = self._bars.add_task("all cells", total=sum(cell.total_steps for cell in cells), numbers="")
 
     def __enter__(self) -> CellDisplay:
         self.say(f"{len(self._cells)} cells, of which {self._done()} are done")
-        if self._bars is not None:
-            self._bars.start()
-            self.refresh()
+        self._bars.start()
+        self.refresh()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
     def started(self, cell: Cell) -> None:
         self.say(f"{cell.name}: {'goes on' if cell.started else 'starts'}")
@@ -56,7 +52,7 @@ class CellDisplay:
 
     def refresh(self) -> None:
         """Look how far the cells have come."""
-        if self._bars is None or time.monotonic() - self._last_refresh < REFRESH_SECONDS:
+        if self._bars.disable or time.monotonic() - self._last_refresh < REFRESH_SECONDS:
             return
         self._last_refresh = time.monotonic()
         progress = self._progress()
