@@ -54,8 +54,9 @@ class Column:
         return statistics.fmean(errors) if len(errors) == len(self.runs) else None
 
     @property
-    def test_images(self) -> int:
-        return self.runs[0].test_images
+    def images_seen(self) -> int:
+        """Of the shortest run."""
+        return min(run.images_seen for run in self.runs)
 
 
 Columns = Mapping[str, Column]
@@ -117,7 +118,7 @@ class Comparison:
         variance = 0.0
         for column in (self.method, self.reference):
             share = statistics.fmean(column.errors[seed] for seed in self.seeds) / 100
-            variance += share * (1 - share) / (column.test_images * len(self.seeds))
+            variance += share * (1 - share) / (column.runs[0].test_images * len(self.seeds))
         return 1.96 * 100 * math.sqrt(variance)
 
     @property

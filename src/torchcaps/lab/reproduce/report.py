@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,9 @@ class Report:
         self.reconstruction = folder / "reconstruction.json"
         self.reconstruction_picture = self.pictures / "reconstruction.png"
         self.results = Results.read(folder)
-        columns = {data: figures.columns(self.results, benchmark) for data, benchmark in BENCHMARKS.items()}
-        self.columns = {data: found for data, found in columns.items() if found}
-        self.runs = [run for found in self.columns.values() for column in found.values() for run in column.runs]
+        columns = [(benchmark, figures.columns(self.results, benchmark)) for benchmark in BENCHMARKS.values()]
+        self.columns = [(benchmark, found) for benchmark, found in columns if found]
+        self.runs = [run for _, found in self.columns for column in found.values() for run in column.runs]
 
     @property
     def has_reconstruction(self) -> bool:
@@ -106,15 +106,15 @@ class Report:
         yield "## Classification"
         yield "Test error in percent: mean ± standard deviation over seeds where there are several."
         rows: Table = []
-        methods = [method for method in METHODS if any(method in found for found in self.columns.values())]
-        for data, found in self.columns.items():
-            benchmark = BENCHMARKS[data]
+        methods = [method for method in METHODS if any(method in found for _, found in self.columns)]
+        for benchmark, found in self.columns:
             rows.append([benchmark.title, "paper", *(_number(benchmark.published.get(method)) for method in methods)])
-            rows.append(["", "here", *(_error(found.get(method)) for method in methods)])
+            told: dict[str, Callable[[Column], str]] = {"here": _error}
             if any(column.mean_of_views is not None for column in found.values()):
-                views = (found[method].mean_of_views if method in found else None for method in methods)
-                rows.append(["", VIEWS, *map(_number, views)])
-            rows.append(["", "training images", *(_images_of(found.get(method)) for method in methods)])
+                told[VIEWS] = lambda column: _number(column.mean_of_views)
+            told["training images"] = lambda column: f"{column.images_seen:,}"
+            for heading, tell in told.items():
+                rows.append(["", heading, *(tell(found[method]) if method in found else "–" for method in methods)])
         yield _markdown(["", "", *(METHODS[method].title for method in methods)], rows)
         yield (
             "DR: dynamic routing. x/FC: without reconstruction network. uniform: all coefficients fixed at their start "
@@ -128,8 +128,7 @@ class Report:
 
     def _goals(self) -> Iterator[str]:
         lines = []
-        for data, found in self.columns.items():
-            benchmark = BENCHMARKS[data]
+        for benchmark, found in self.columns:
             best = min(found.values(), key=lambda column: column.mean)
             gap = best.mean - benchmark.goal
             met = "reached" if gap <= 0 else f"missed by {gap:.2f} points"
@@ -143,7 +142,7 @@ class Report:
         yield "\n".join(lines)
 
     def _conclusions(self) -> Iterator[str]:
-        comparisons = [pair for data, found in self.columns.items() for pair in _comparisons(BENCHMARKS[data], found)]
+        comparisons = [pair for benchmark, found in self.columns for pair in _comparisons(benchmark, found)]
         yield "## What the numbers allow to say"
         if not comparisons:
             yield "Nothing yet: no method has run beside dynamic routing or uniform coefficients on the same data."
@@ -182,8 +181,7 @@ class Report:
             "(`evaluation_images`), which may be easier or harder than the rest. Where cells were trained side by side "
             "they shared the machine, with whatever else ran there: their seconds cannot be compared."
         )
-        for data, found in self.columns.items():
-            benchmark = BENCHMARKS[data]
+        for benchmark, found in self.columns:
             figure = figures.convergence(benchmark, found)
             yield self._picture(figure, f"convergence-{benchmark.data}", f"Convergence on {benchmark.title}")
             yield _markdown(
@@ -258,13 +256,11 @@ class Report:
             "whose settings had other names: what was not at its default."
         )
         lines = []
-        for data, found in self.columns.items():
+        for benchmark, found in self.columns:
             alike: dict[str, list[str]] = {}
             for column in found.values():
                 alike.setdefault(_changes(column), []).append(column.title)
-            lines += [
-                f"- {BENCHMARKS[data].title}, {', '.join(titles)}: {changes}" for changes, titles in alike.items()
-            ]
+            lines += [f"- {benchmark.title}, {', '.join(titles)}: {changes}" for changes, titles in alike.items()]
         yield "\n".join(lines)
         yield "What the paper does not give, and what was chosen: `docs/choices.md` and `docs/hyperparameters.md`."
 
@@ -340,15 +336,9 @@ def _changes(column: Column) -> str:
     return ", ".join(f"`{name}` {_value(old)} → {_value(new)}" for name, (old, new) in changes.items()) or "none"
 
 
-def _error(column: Column | None) -> str:
-    if column is None:
-        return "–"
+def _error(column: Column) -> str:
     spread = f" ± {column.deviation:.2f}" if column.deviation is not None else ""
     return f"{column.mean:.2f}{spread} (n = {len(column.runs)})"
-
-
-def _images_of(column: Column | None) -> str:
-    return "–" if column is None else f"{min(run.images_seen for run in column.runs):,}"
 
 
 def _short(commit: str | None) -> str:
