@@ -74,7 +74,6 @@ def _tensor(matrix: Matrix, dtype: torch.dtype) -> Tensor:
 class Phase:
     """One phase of one axis: the samples and taps whose index leaves the same remainder modulo the stride."""
 
-    taps: int
     points: int
     start: int  # which input is the first sample
     samples: int
@@ -85,15 +84,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Axis:
-    """A strided correlation along one axis, ``size`` outputs long, cut into ``tiles`` tiles of ``tile`` outputs.
+    """A strided correlation along one axis, whose outputs are cut into ``tiles`` tiles.
 
     Tiles share samples, and the last one is pushed back to end with the axis. Both facts live in the zeros of
     ``analysis`` and ``synthesis``: nothing is gathered. Nor is anything padded: ``analysis`` lacks the columns of the
     samples that would be zero.
     """
 
-    size: int
-    tile: int
     tiles: int
     phases: tuple[Phase, ...]
 
@@ -126,7 +123,7 @@ def axis(
         samples = range(number - padding, number - padding + stride * (size + taps - 1), stride)
         inside = [index for index, place in enumerate(samples) if place >= 0 and (extent is None or place < extent)]
         phases.append(_phase(size, tile, tiles, taps, dtype, samples, slice(inside[0], inside[-1] + 1)))
-    return Axis(size, tile, tiles, tuple(phases))
+    return Axis(tiles, tuple(phases))
 
 
 def _phase(size: int, tile: int, tiles: int, taps: int, dtype: torch.dtype, samples: range, inside: slice) -> Phase:
@@ -142,4 +139,4 @@ def _phase(size: int, tile: int, tiles: int, taps: int, dtype: torch.dtype, samp
         synthesis[t * tile : start + tile, :, t] = values.T[t * tile - start :]
     analysis = analysis[:, :, inside].contiguous()
     kernel = _tensor(evaluation(points, taps), dtype)
-    return Phase(taps, points, samples[inside.start], analysis.shape[2], analysis, kernel, synthesis)
+    return Phase(points, samples[inside.start], analysis.shape[2], analysis, kernel, synthesis)

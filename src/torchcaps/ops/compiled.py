@@ -246,9 +246,9 @@ class CompiledPlan:
                 [first - shape.padding + shape.stride * k for k in range(size + count - 1)]
                 for first, size, count in zip(number, shape.size, counts)
             )
-            inside = ((0 <= line < down and 0 <= place < across) for line, place in product(lines, places))
             return [
-                line * across + place if here else -1 for here, (line, place) in zip(inside, product(lines, places))
+                line * across + place if 0 <= line < down and 0 <= place < across else -1
+                for line, place in product(lines, places)
             ]
 
         def weights(number: tuple[int, int], counts: tuple[int, int]) -> list[int]:
