@@ -152,9 +152,8 @@ def sweep(
             show_image(grid[row][column], drawn[row, column])
         own = "" if same else f"\n±{float(offsets[row, -1]):.2g}"
         grid[row][0].set_ylabel(f"{row + 1}{own}", size=8, rotation=0, ha="right", va="center")
-    for column in range(steps):
-        offset = float(offsets[0, column])
-        if same:
+    if same:
+        for column, offset in enumerate(offsets[0].tolist()):
             grid[0][column].set_title("as it is" if abs(offset) < 1e-9 else f"{offset:+.2f}", size=8)
     name = plain(network.classes[label], 30)
     head = f"capsule of {name}: each of its {size} components moved, one a row, and drawn"

@@ -197,22 +197,20 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
     of each place add to the evidence for the class, on average over the class's images. Where a routing
     has coefficients shared by all images, the third shows their mean over the capsules of each place.
     """
-    shown = list(range(min(SHOWN_CLASSES, len(network.classes))))
-    support = _support_maps(network, sample)
-    averages = [_average_image(sample, j) for j in shown]
-    rows: list[tuple[str, list[NDArray[np.float32]]]] = [("support", [support[j] for j in shown])]
+    shown = min(SHOWN_CLASSES, len(network.classes))
+    rows = {"support": _support_maps(network, sample)}
     shared = _coefficient_maps(network)
     if shared is not None:
-        rows.append(("coefficients", [shared[j] for j in shown]))
-    figure = Figure(figsize=(1.1 * len(shown) + 1.0, 1.25 * (len(rows) + 1)), layout="constrained")
-    grid = figure.subplots(len(rows) + 1, len(shown), squeeze=False)
-    for column, j in enumerate(shown):
-        show_image(grid[0][column], averages[column])
-        grid[0][column].set_title(plain(classes[j], 12), size=9)
-    for row, (name, maps) in enumerate(rows, start=1):
+        rows["coefficients"] = shared[:shown]
+    figure = Figure(figsize=(1.1 * shown + 1.0, 1.25 * (len(rows) + 1)), layout="constrained")
+    grid = figure.subplots(len(rows) + 1, shown, squeeze=False)
+    for j in range(shown):
+        show_image(grid[0][j], _average_image(sample, j))
+        grid[0][j].set_title(plain(classes[j], 12), size=9)
+    for row, (name, maps) in enumerate(rows.items(), start=1):
         # Shared coefficients all near their start value would be one colour: colour the departure from the mean.
-        centre = float(np.mean(maps)) if name == "coefficients" else 0.0
-        reach = max(1e-6, float(np.max(np.abs(np.array(maps) - centre))))
+        centre = float(maps.mean()) if name == "coefficients" else 0.0
+        reach = max(1e-6, float(np.abs(maps - centre).max()))
         for column, values in enumerate(maps):
             picture = grid[row][column].imshow(values, cmap="RdBu", vmin=centre - reach, vmax=centre + reach)
             bare(grid[row][column])
@@ -220,8 +218,8 @@ def coefficients(network: Network, sample: Batch, classes: Sequence[str]) -> Fig
         bar.ax.tick_params(labelsize=7)
         bar.ax.ticklabel_format(axis="y", useOffset=False)
         grid[row][0].set_ylabel(name, size=8)
-    if len(shown) < len(network.classes):
-        figure.suptitle(f"the first {len(shown)} of {len(network.classes)} classes", size=9)
+    if shown < len(network.classes):
+        figure.suptitle(f"the first {shown} of {len(network.classes)} classes", size=9)
     return figure
 
 
