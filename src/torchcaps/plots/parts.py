@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcaps.data.files import shown
+
 LONGEST = 18
 
 
@@ -16,7 +18,7 @@ def plain(text: str, longest: int = LONGEST) -> str:
     >>> print(plain("p_1$^$"))
     p_1\$^\$
     """
-    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    printable = shown(text)
     short = printable if len(printable) <= longest else f"{printable[: longest - 1]}…"
     if short.startswith("_"):  # which would keep it out of legends
         short = f"\u200b{short}"

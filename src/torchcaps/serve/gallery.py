@@ -80,7 +80,7 @@ class Gallery:
         indices = search.order[search.looked_at : search.looked_at + CHUNK]
         search.looked_at += len(indices)
         batch = self._split.fetch(torch.tensor(indices))
-        found = model.many.predict(model.prepared(self._seen(batch.images))).labels.cpu()
+        found = model.many.predict(model.many.prepare(batch.images)).labels.cpu()
         classes = len(model.network.classes)
         wrong = (presence(found, classes) != presence(batch.labels, classes)).any(1)
         search.wrong += [index for index, is_wrong in zip(indices, wrong.tolist()) if is_wrong]
@@ -90,10 +90,7 @@ class Gallery:
             return []
         batch = self._split.fetch(torch.tensor(indices))
         labels = [[number for number in row if number >= 0] for row in batch.labels.tolist()]
-        return [Sample(pixels, row) for pixels, row in zip(self._seen(batch.images), labels)]
-
-    def _seen(self, images: Tensor) -> Tensor:
-        return centre(images, self._image_shape)
+        return [Sample(pixels, row) for pixels, row in zip(centre(batch.images, self._image_shape), labels)]
 
 
 def centre(images: Tensor, image_shape: tuple[int, int, int]) -> Tensor:

@@ -108,11 +108,6 @@ class ServedModel:
     def has_decoder(self) -> bool:
         return self.network.decoder is not None
 
-    def prepared(self, pixels: Tensor) -> Tensor:
-        """Bytes (B, C, H, W) of the network's own size as it wants them."""
-        images = pixels.to(self.network.mean.device).float().div(255)
-        return standardised(images) if self.network.task.standardise else images
-
     @torch.inference_mode()
     def analyse(self, pixels: Tensor, label: int | None = None) -> Analysis:
         """Classify, draw again and explain one image.
@@ -121,7 +116,9 @@ class ServedModel:
             pixels: (C, H, W) uint8 of the network's own size.
             label: the class to explain, by default the one it is surest of.
         """
-        image = self.prepared(pixels[None])
+        image = pixels[None].to(self.network.mean.device).float().div(255)
+        if self.network.task.standardise:
+            image = standardised(image)
         contributions = None
         if self.has_maps:
             assert isinstance(self.network, CapsuleNetwork)
