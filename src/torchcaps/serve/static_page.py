@@ -80,8 +80,8 @@ def network_content(model: ServedModel, bits: int = 16) -> dict[str, Any]:
     task = network.task
     return {
         "image_shape": task.image_shape,
-        "mean": _numbers(network.mean),
-        "std": _numbers(network.std),
+        "mean": network.mean.flatten().tolist(),
+        "std": network.std.flatten().tolist(),
         "standardise": task.standardise,
         "labels_per_image": task.labels_per_image,
         "classes": len(task.classes),
@@ -137,10 +137,6 @@ def _affine(matrix: Tensor, bias: Tensor | None, bits: int) -> dict[str, Any]:
     scales = (values.abs().amax(0) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     whole = (values / scales).round().to(torch.int8)
     return {**content, "weight": wire.as_text(whole.numpy()), "scales": wire.float_text(scales)}
-
-
-def _numbers(tensor: Tensor) -> list[float]:
-    return [float(number) for number in tensor.flatten()]
 
 
 def _pictures(gallery: Gallery | None, count: int, model: ServedModel | None = None) -> list[dict[str, Any]]:
