@@ -27,7 +27,7 @@ from rich.console import Console
 
 import torchcaps
 from hostile.mutator import changed_value, mutated
-from torchcaps.cli.options import check_sections, merged
+from torchcaps.cli.options import merged
 from torchcaps.data import fetch, readers
 from torchcaps.data.config import DataConfig
 from torchcaps.data.images import decode_image
@@ -275,7 +275,6 @@ def _settings(folder: Path) -> list[Target]:
 
     def read_recipe() -> None:
         recipe = read_mapping(path)
-        check_sections(recipe)
         TrainingConfig.from_mapping(merged(recipe, {"run": {"steps": 3}, "routing": {"settings": {"strength": 1.0}}}))
 
     def read_again() -> None:

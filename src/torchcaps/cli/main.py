@@ -15,21 +15,21 @@ from torchcaps.errors import UserError
 from torchcaps.process import printable, told
 from torchcaps.settings import SettingError
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("train", "train a network, or continue a run"),
-    "evaluate": ("evaluate", "test error of a trained network"),
-    "predict": ("predict", "classify image files with a trained network"),
-    "compare": ("compare", "one table and the curves of several runs"),
-    "prune": ("prune", "a smaller network without the capsules that no class uses"),
-    "explain": ("explain", "pictures of what a network sees in images, and what its capsules mean"),
-    "export": ("export", "a trained network as a file for other programs: ONNX, pt2, safetensors"),
-    "serve": ("serve", "a page to see and touch what is inside a trained network"),
-    "data": ("data", "list, fetch, verify and check data sets"),
-    "bench": ("bench", "speed and memory of every routing, side by side"),
-    "reproduce": ("reproduce", "the paper's table and figures, from real runs"),
-    "info": ("info", "versions, processor and what is available"),
+COMMANDS = {
+    "train": "train a network, or continue a run",
+    "evaluate": "test error of a trained network",
+    "predict": "classify image files with a trained network",
+    "compare": "one table and the curves of several runs",
+    "prune": "a smaller network without the capsules that no class uses",
+    "explain": "pictures of what a network sees in images, and what its capsules mean",
+    "export": "a trained network as a file for other programs: ONNX, pt2, safetensors",
+    "serve": "a page to see and touch what is inside a trained network",
+    "data": "list, fetch, verify and check data sets",
+    "bench": "speed and memory of every routing, side by side",
+    "reproduce": "the paper's table and figures, from real runs",
+    "info": "versions, processor and what is available",
 }
-"""Each command's module and what it does."""
+"""What each command does; its module has its name."""
 NEEDED = (
     *("PIL", "filelock", "lightning_fabric", "markdown_it", "matplotlib", "pooch"),
     *("requests", "rich", "scipy", "sklearn", "yaml"),
@@ -63,7 +63,9 @@ def _run(words: list[str]) -> int:
     try:
         return command.run(arguments) or 0
     except SettingError as error:
-        raise UserError(f"{_as_option(error.setting)} {error.problem}.") from error
+        from torchcaps.cli.options import option_of
+
+        raise UserError(f"{option_of(error.setting)} {error.problem}.") from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,10 +83,10 @@ def _parsed(argv: list[str]) -> tuple[argparse.ArgumentParser, Command | None, a
     asked = next((word for word in argv if not word.startswith("-")), None)
     command: Command | None = None
     asked_parser: argparse.ArgumentParser = parser
-    for name, (module, help) in COMMANDS.items():
+    for name, help in COMMANDS.items():
         leaf = branches.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         if name == asked:
-            command = importlib.import_module(f"torchcaps.cli.{module}")
+            command = importlib.import_module(f"torchcaps.cli.{name}")
             assert command is not None
             command.add_options(leaf)
             asked_parser = leaf
@@ -95,14 +97,3 @@ def _parsed(argv: list[str]) -> tuple[argparse.ArgumentParser, Command | None, a
         hint = f" (did you mean {close[0]}?)" if close else ""
         asked_parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return parser, command, arguments
-
-
-def _as_option(setting: str) -> str:
-    """What the command line calls a setting, if it can be given there.
-
-    >>> _as_option("run.batch_size"), _as_option("batch_size"), _as_option("data.name")
-    ('--batch-size', '--batch-size', '--data')
-    """
-    from torchcaps.cli.options import option_of
-
-    return option_of(setting) or setting

@@ -20,11 +20,8 @@ ROUTING_OPTIONS: dict[str, tuple[type, str]] = {
     "strength": (float, "λ, the strength of the penalty of l2 and l1 [1e-5]"),
 }
 """Arguments of torchcaps' own routings; one that the chosen routing does not have is an error."""
-SHORTHANDS: dict[str, tuple[str, str, Any, str]] = {
-    "balanced": ("ascent", "objective", "balanced", "short for --objective balanced"),
-    "projected": ("ascent", "constraint", "fixed-norm", "short for --constraint fixed-norm"),
-}
-"""Options without a value that set something: section, name, value, help."""
+SHORTHANDS = {"--balanced": ("objective", "balanced"), "--projected": ("constraint", "fixed-norm")}
+"""Options without a value that set something of the ascent: its name and the value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +53,17 @@ def options() -> Iterator[Option]:
                     yield Option(flag, section.name, field.name, kind(part, field.name), field, part.title)
 
 
-def option_of(setting: str) -> str | None:
-    """The option that sets ``name`` or ``section.name``."""
+def option_of(setting: str) -> str:
+    """What the command line calls a setting, given as ``name`` or ``section.name``: itself if it has no option.
+
+    >>> option_of("run.batch_size"), option_of("batch_size"), option_of("data.name"), option_of("task.mean")
+    ('--batch-size', '--batch-size', '--data', 'task.mean')
+    """
     section, _, name = setting.rpartition(".")
     for option in options():
         if option.name == name and section in ("", option.section):
             return option.flag
-    return f"--{name}" if name in ROUTING_OPTIONS else None
+    return f"--{name}" if name in ROUTING_OPTIONS else setting
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,9 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         else:
             _add(group, option)
         if option.name == "primary_size":
-            group.add_argument("--model", choices=tuple(MODELS), default=argparse.SUPPRESS, help=MODEL_HELP)
+            group.add_argument(
+                "--model", dest="model.name", choices=tuple(MODELS), default=argparse.SUPPRESS, help=MODEL_HELP
+            )
             group.add_argument(
                 "--activation",
                 choices=("relu", "leaky-relu"),
@@ -83,8 +86,9 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
                 help="leaky-relu is short for --negative-slope 0.2",
             )
     ascent = groups["discriminative routing"]
-    for word, (_, _, _, help) in SHORTHANDS.items():
-        ascent.add_argument(f"--{word}", action="store_true", default=argparse.SUPPRESS, help=help)
+    for flag, (name, value) in SHORTHANDS.items():
+        short = {"action": "store_const", "const": value, "help": f"short for --{name} {value}"}
+        ascent.add_argument(flag, dest=f"ascent.{name}", default=argparse.SUPPRESS, **short)
 
 
 MODEL_HELP = "capsnet (the paper's), matrix (capsules with EM routing), cnn (an ordinary network of its size) [capsnet]"
@@ -157,11 +161,6 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         section, dot, name = word.partition(".")
         if dot:
             given.setdefault(section, {})[name] = value
-    for word, (section, name, value, _) in SHORTHANDS.items():
-        if values.get(word):
-            given.setdefault(section, {})[name] = value
-    if "model" in values:
-        given.setdefault("model", {})["name"] = values["model"]
     if values.get("activation"):
         given.setdefault("model", {})["negative_slope"] = 0.2 if values["activation"] == "leaky-relu" else 0.0
     settings = {name: values[name] for name in ROUTING_OPTIONS if name in values}
@@ -173,6 +172,9 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def merged(base: Mapping[str, Any], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a recipe with those given instead."""
+    for section, values in base.items():
+        if not isinstance(values, Mapping):
+            raise SettingError(str(section), "must be names with values")
     result = {section: dict(values) for section, values in base.items()}
     settings = given.get("routing", {}).get("settings", {})
     for section, values in given.items():
@@ -193,10 +195,3 @@ def merged(base: Mapping[str, Any], given: Mapping[str, Mapping[str, Any]]) -> d
     if result.get("model", {}).get("name") == MatrixConfig.name and "iterations" in settings:
         result["model"]["iterations"] = result["routing"]["settings"].pop("iterations")  # the routing is a part of it
     return result
-
-
-def check_sections(values: Mapping[str, Any]) -> None:
-    """Raise if a recipe's sections are not names with values."""
-    for section, part in values.items():
-        if not isinstance(part, Mapping):
-            raise SettingError(str(section), "must be names with values")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.cli.options import add_training_options, check_sections, given_settings, merged, option_of
+from torchcaps.cli.options import add_training_options, given_settings, merged, option_of
 from torchcaps.cli.shared import folder, own_code
 from torchcaps.errors import UserError
 from torchcaps.process import say
@@ -33,7 +33,6 @@ def run(arguments: argparse.Namespace) -> None:
     from torchcaps.ops import keep_memory
     from torchcaps.training.files import find_recipe, read_mapping
     from torchcaps.training.fit import fit
-    from torchcaps.training.folder import RunFolder
     from torchcaps.training.host import is_first_process
 
     keep_memory()
@@ -53,11 +52,10 @@ def run(arguments: argparse.Namespace) -> None:
         path = fit(config, resume=folder.path, own=own, callbacks=_callbacks(config))
     else:
         recipe = {} if arguments.recipe is None else read_mapping(find_recipe(arguments.recipe))
-        check_sections(recipe)
         config = TrainingConfig.from_mapping(merged(recipe, given))
         path = fit(config, own=own, callbacks=_callbacks(config))
     if is_first_process():
-        print_result(RunFolder(path).path)
+        print_result(path)
 
 
 def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) -> RunFolder:
@@ -68,9 +66,9 @@ def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) ->
 
     names = [f"{section}.{name}" for section, values in given.items() for name in values]
     changeable = [name for name in (*EXECUTION, *LONGER) if name != "run.out"]
-    stray = [option_of(name) or name for name in names if name not in (*changeable, *OWN)]
+    stray = [option_of(name) for name in names if name not in (*changeable, *OWN)]
     if stray or arguments.recipe:
-        allowed = ", ".join(filter(None, map(option_of, changeable)))
+        allowed = ", ".join(map(option_of, changeable))
         raise UserError(
             f"A resumed run keeps its settings: leave out {', '.join(stray) or '--recipe'}. "
             f"Only {allowed} may be given with --resume."
