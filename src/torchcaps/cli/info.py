@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from torchcaps.routing.config import NAMES
 
@@ -17,15 +16,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from torchcaps.data.sources import SOURCES
     from torchcaps.training.files import recipe_names
-    from torchcaps.training.host import cpu_features, cpu_name
+    from torchcaps.training.host import cpu_features, cpu_name, versions
 
-    lines = {"python": platform.python_version()}
-    for package in ("torchcaps", "torch", "numpy", "safetensors", "lightning-fabric"):
-        try:
-            lines[package] = version(package)
-        except PackageNotFoundError:
-            lines[package] = "not installed"
-    lines |= {
+    lines = {
+        **versions(),
+        "safetensors": version("safetensors"),
         "processor": cpu_name(),
         "vector instructions": ", ".join(cpu_features()) or "unknown",
         "cores": str(os.cpu_count()),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
@@ -13,7 +11,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from torchcaps.errors import UserError
 from torchcaps.training.config import RunConfig
-from torchcaps.training.host import cpu_name, from_environment, usable_cores
+from torchcaps.training.host import cpu_name, from_environment, kernel_says, usable_cores
 
 MANY_PROCESSES = 16
 """As many may always share a CPU, if only to try something out."""
@@ -55,9 +53,8 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     if sys.platform == "win32":
         return 0.0  # not counted there
-    status = Path("/proc/self/status")
-    if status.exists():  # unlike getrusage, it starts anew with the program and not with what started it
-        return float(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) / 2**10
+    if held := kernel_says("self/status", "VmHWM"):  # unlike getrusage's, of this program and not of what started it
+        return float(held.removesuffix(" kB")) / 2**10
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -10,6 +10,7 @@ from torchcaps.data.datasets import DataSet
 from torchcaps.data.splits import OverlappingDigits
 from torchcaps.errors import UserError
 from torchcaps.models.base import Network
+from torchcaps.training.host import kernel_says
 from torchcaps.training.plan import Plan
 
 BYTES = 4
@@ -79,9 +80,5 @@ def check_memory(plan: Plan, network: Network) -> None:
 
 def available_memory() -> int | None:
     """Bytes that are free for this process; None where that is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
+    free = kernel_says("meminfo", "MemAvailable")
+    return int(free.removesuffix(" kB")) * 1024 if free else None

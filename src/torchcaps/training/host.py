@@ -13,6 +13,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import torchcaps
 from torchcaps.errors import UserError
 
 END_WITH_PARENT = "TORCHCAPS_END_WITH_PARENT"
@@ -61,20 +62,21 @@ def default_threads(processes: int = 1) -> int:
 
 def cpu_name() -> str:
     """The processor's name as the operating system tells it."""
-    return _cpu_info("model name") or platform.processor() or platform.machine()
+    return kernel_says("cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
-def _cpu_info(field: str) -> str:
+def kernel_says(file: str, field: str) -> str:
+    """What Linux says under a heading of one of its files below /proc; nothing where there is no such thing."""
     with contextlib.suppress(OSError):
-        if found := re.search(rf"^{field}\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+        if found := re.search(rf"^{field}\s*:\s*(.+)$", Path("/proc", file).read_text(), re.MULTILINE):
             return found[1].strip()
     return ""
 
 
 def versions() -> dict[str, str]:
     """What a result depends on."""
-    packages = ("torchcaps", "torch", "lightning-fabric", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    own = {"python": platform.python_version(), "torchcaps": torchcaps.__version__}
+    return own | {name: version(name) for name in ("torch", "lightning-fabric", "numpy")}
 
 
 def commit() -> str | None:
@@ -91,5 +93,5 @@ def commit() -> str | None:
 
 def cpu_features() -> list[str]:
     """The vector instructions that matter for speed, as far as the operating system tells."""
-    flags = _cpu_info("flags").split()
+    flags = kernel_says("cpuinfo", "flags").split()
     return [name for name in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
