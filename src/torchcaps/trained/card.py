@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -67,55 +68,55 @@ def card(
         error: test error in percent and the number of test images, if they are not the result's.
     """
     on = f" on {_plain(_without_place(result.data))}" if result else ""
-    sections = [f"{FRONT}# torchcaps {network.config.name}{on}", _summary(network), _facts(network, result, error)]
-    sections.append(_loading(network, files or {}))
-    sections.append(_input(network))
-    if config is not None:
-        sections.append(_recipe(config))
-    sections.append(_versions(result))
-    sections.append(
+    sections = [
+        f"{FRONT}# torchcaps {network.config.name}{on}",
+        _summary(network),
+        _facts(network, result, error),
+        _loading(network, files or {}),
+        _input(network),
+        *([] if config is None else [_recipe(config)]),
+        _versions(result),
         "## Licence\n\nThe code of torchcaps is under the Apache License 2.0. For the weights and for the data that "
-        "they were trained on, it is for whoever publishes them to say."
-    )
+        "they were trained on, it is for whoever publishes them to say.",
+    ]
     return "\n\n".join(sections) + "\n"
 
 
 def write_card(folder: Path, text: str) -> Path | None:
     """Put a card into a folder. A README there that is no card of ours is left alone, and None returned."""
     path = folder / CARD
-    if path.exists() or path.is_symlink():
-        try:
-            ours = read_bytes(path, most=LARGEST_CARD).startswith(FRONT.encode())
-        except Exception:  # no file, too large, not to be read: not ours in any case
-            ours = False
-        if not ours:
-            return None
+    if os.path.lexists(path) and not _written(folder):
+        return None
     write_atomically(path, text.encode())
     return path
 
 
-def stored_files(folder: Path, reports: Mapping[str, ExportReport] | None = None) -> dict[str, str]:
-    """The networks in a folder, each with what is known of it."""
-    found = sorted(
-        path
-        for path in folder.iterdir()
-        if path.name in (reports or {}) or (path.suffix in LOADING and path.is_file() and not path.name.startswith("."))
-    )
-    card = folder / CARD
-    written = card.read_text(errors="replace") if card.is_file() and card.stat().st_size < LARGEST_CARD else ""
-    return {path.name: _remark(path, (reports or {}).get(path.name), written) for path in found}
+def _written(folder: Path) -> str:
+    """The card in a folder; nothing if there is none of ours."""
+    try:
+        text = read_bytes(folder / CARD, most=LARGEST_CARD).decode(errors="replace")
+    except Exception:  # no file, too large, not to be read: not ours in any case
+        return ""
+    return text if text.startswith(FRONT) else ""
 
 
-def _remark(path: Path, report: ExportReport | None, written: str) -> str:
-    """What is known of a file: from the report of its export, or else from the card as it was before."""
-    remark = f"{path.stat().st_size / 1e6:.2f} MB"
-    if report is None:
-        known = re.search(rf"^`{re.escape(path.name)}`: ({re.escape(remark)}, weights .*)\.$", written, re.MULTILINE)
-        return known[1] if known else remark
+def stored_files(folder: Path) -> dict[str, str]:
+    """The networks in a folder, each with its size and what the card there says of it."""
+    written, files = _written(folder), {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in LOADING and path.is_file() and not path.name.startswith("."):
+            size = f"{path.stat().st_size / 1e6:.2f} MB"
+            known = re.search(rf"^`{re.escape(path.name)}`: ({re.escape(size)}, weights .*)\.$", written, re.MULTILINE)
+            files[path.name] = known[1] if known else size
+    return files
+
+
+def remark(report: ExportReport) -> str:
+    """What is known of a file that has just been exported."""
     kind = "test" if report.real_images else "random"
-    remark += (
-        f", weights in {report.precision}, largest difference from the trained network {report.largest_difference:.1e} "
-        f"on {report.images} {kind} images"
+    remark = (
+        f"{report.bytes / 1e6:.2f} MB, weights in {report.precision}, largest difference from the trained network "
+        f"{report.largest_difference:.1e} on {report.images} {kind} images"
     )
     if report.error_percent is not None:
         before, after = report.error_percent
@@ -135,13 +136,11 @@ def _summary(network: Network) -> str:
 def _facts(network: Network, result: RunResult | None, error: tuple[float, int] | None) -> str:
     if error is None and result is not None:
         error = result.test_error_percent, result.test_images
-    rows = {"parameters": f"{network.numbers():,}"}
+    rows = {} if result is None else {"data": _plain(_without_place(result.data))}
+    rows["parameters"] = f"{network.numbers():,}"
     if network.config.name == "capsnet":
-        rows["routing"] = network.routing_config().name
-    if result is not None:
-        rows = {"data": _plain(_without_place(result.data))} | rows
-        if result.routing is not None and network.config.name == "capsnet":
-            rows["routing"] = _plain(result.routing)
+        trained = result.routing if result is not None else None
+        rows["routing"] = _plain(trained or network.routing_config().name)
     if error is not None:
         rows["test error"] = f"{error[0]:.2f} % of {error[1]:,} images" + (
             f" (n = 1 run, seed {result.seed})" if result else ""

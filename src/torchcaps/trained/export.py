@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ def export(
     path = Path(path)
     folded = network.folded().cpu().float()
     folded.decoder = folded.decoder if to == "safetensors" else None
-    stored = _rounded(folded, precision)
+    stored = rounded(folded, precision)
     real = images is not None
     if images is None:
         images = torch.rand(RANDOM_IMAGES, *network.image_shape, generator=torch.Generator().manual_seed(0))
@@ -146,7 +145,11 @@ def export_path(folder: Path, to: str, precision: str) -> Path:
 
 def rounded(network: Network, precision: str) -> Network:
     """A folded copy of a network whose weights are what a file of this precision stores: its answers are the file's."""
-    return _rounded(network.folded(), precision)
+    folded = network.folded()
+    if precision == "float32":
+        return folded
+    state = unpack(pack(folded.state_dict(), precision))
+    return folded.copy_with(state).folded()  # again, for the speed
 
 
 def metadata(network: Network, precision: str = "float32") -> dict[str, str]:
@@ -155,27 +158,18 @@ def metadata(network: Network, precision: str = "float32") -> dict[str, str]:
     Lists and numbers are JSON. ``source_shape`` and ``fit`` say how an image file is brought to size before its centre
     of ``image_shape`` is cut out.
     """
-    task = network.task
-    facts: dict[str, Any] = {
-        "image_shape": task.image_shape,
+    description = network.description()
+    task = description.pop("task")
+    facts = {
+        **task,
+        "source_shape": task["source_shape"] or task["image_shape"],
         "input_range": [0, 1],
-        "standardise": task.standardise,
-        "source_shape": task.source_shape or task.image_shape,
-        "fit": task.fit,
-        "mean": task.mean,
-        "std": task.std,
         "normalised_inside": True,
-        "classes": task.classes,
-        "labels_per_image": task.labels_per_image,
         "precision": precision,
+        **description,
     }
     texts = {name: json.dumps(value) for name, value in facts.items()}
-    description = network.description()
-    return texts | {
-        "model": json.dumps(description["model"]),
-        "routing": json.dumps(description["routing"]),
-        "torchcaps_version": torchcaps.__version__,
-    }
+    return texts | {"torchcaps_version": torchcaps.__version__}
 
 
 class _Deployed(nn.Module):
@@ -249,7 +243,7 @@ WRITERS: dict[str, Callable[[Network, Path, str, dict[str, str]], None]] = {
 
 
 def _read_onnx(path: Path, network: Network) -> Answers:
-    (runtime,) = onnx_modules("onnxruntime")
+    runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
@@ -288,28 +282,18 @@ READERS: dict[str, Callable[[Path, Network], Answers]] = {
 }
 
 
-def onnx_modules(*names: str) -> list[ModuleType]:
-    """Modules of the extra [export], or the sentence that says how to get them."""
-    try:
-        return [importlib.import_module(name) for name in names]
-    except ImportError as error:
-        raise UserError("Export to ONNX needs more packages: pip install 'torchcaps[export]'.") from error
-
-
 def check_choices(to: str, precision: str) -> None:
     """Raise :class:`UserError` for a format or precision that there is not, or that needs what is not installed."""
     if to not in FORMATS:
         raise UserError(f"There is no format {to!a}: choose one of {', '.join(FORMATS)}.")
     check_precision(precision)
-    if to == "onnx":
-        onnx_modules(*NEEDED)
-
-
-def _rounded(folded: Network, precision: str) -> Network:
-    if precision == "float32":
-        return folded
-    state = unpack(pack(folded.state_dict(), precision))
-    return folded.copy_with(state).folded()  # again, for the speed
+    if to != "onnx":
+        return
+    try:
+        for name in NEEDED:
+            importlib.import_module(name)
+    except ImportError as error:
+        raise UserError("Export to ONNX needs more packages: pip install 'torchcaps[export]'.") from error
 
 
 def _answers(network: Network) -> Answers:

@@ -28,10 +28,8 @@ except ImportError as error:
     raise UserError("The hub's conventions need another package: pip install 'torchcaps[hub]'.") from error
 
 CONFIG = "config.json"
-OPTIONS = {
-    *("routing", "backbone", "device"),
-    *("revision", "cache_dir", "token", "force_download", "local_files_only"),
-}
+OF_THE_HUB = {"revision", "cache_dir", "token", "force_download", "local_files_only"}
+OPTIONS = {"routing", "backbone", "device", *OF_THE_HUB}
 
 
 class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-classification"):
@@ -84,27 +82,13 @@ class Pretrained(ModelHubMixin, library_name="torchcaps", pipeline_tag="image-cl
         cls,
         *,
         model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
         routing: type[Routing] | None = None,
         backbone: Callable[[], nn.Module] | None = None,
         device: torch.device | str = "cpu",
-        **unused: Any,  # what the description of a network says
+        **others: Any,  # those of the hub, and what the description of a network says
     ) -> Self:
         file = Path(model_id) / MODEL_FILE
         if not Path(model_id).is_dir():
-            file = Path(
-                hf_hub_download(
-                    repo_id=model_id,
-                    filename=MODEL_FILE,
-                    revision=revision,
-                    cache_dir=cache_dir,
-                    force_download=force_download,
-                    token=token,
-                    local_files_only=local_files_only,
-                )
-            )
+            asked = {name: value for name, value in others.items() if name in OF_THE_HUB}
+            file = Path(hf_hub_download(repo_id=model_id, filename=MODEL_FILE, **asked))
         return cls(load(file, routing=routing, backbone=backbone, device=device))

@@ -21,7 +21,7 @@ from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load, trained_with
 from torchcaps.models.packing import pack, unpack
-from torchcaps.trained.card import card, stored_files, write_card
+from torchcaps.trained.card import card, remark, stored_files, write_card
 from torchcaps.trained.export import FORMATS, ExportReport, check_choices, export, export_path, rounded
 from torchcaps.trained.predict import ImagePrediction, predict_files
 from torchcaps.trained.prune import prune
@@ -224,9 +224,9 @@ class TrainedRun:
         folder = report.path.parent
         result = RunResult.read(self.folder.result) if self.folder.result.exists() else None
         error = (report.error_percent[0], report.test_images) if report.error_percent and result is None else None
-        files = stored_files(folder, {report.path.name: report})
-        if folder != export_path(self.folder.path, report.to, report.precision).parent:  # others may lie there
-            files = {report.path.name: files[report.path.name]}
+        files = {report.path.name: remark(report)}
+        if folder == export_path(self.folder.path, report.to, report.precision).parent:  # elsewhere others may lie
+            files = stored_files(folder) | files
         write_card(folder, card(self.network, files=files, config=self.folder.config(), result=result, error=error))
 
     def _measured(self, plan: Plan, network: Network) -> tuple[Measured, Tensor]:
