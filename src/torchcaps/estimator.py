@@ -21,7 +21,6 @@ try:
 except ImportError as error:
     raise UserError("The estimator needs more packages than the library: pip install 'torchcaps[train]'.") from error
 
-from torchcaps.data.config import DataConfig
 from torchcaps.data.datasets import DataSet
 from torchcaps.models.base import Network
 from torchcaps.models.files import load
@@ -125,7 +124,6 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }
         return TrainingConfig.from_mapping(
             {
-                "data": DataConfig().to_mapping(),
                 "augmentation": {"shift": given["augment"]},
                 "model": {name: given[name] for name in ("conv_channels", "primary_capsules", "reconstruction")},
                 "routing": {"name": given["routing"]},

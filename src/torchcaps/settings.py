@@ -60,9 +60,7 @@ def setting(
     """
     limits = {"least": least, "above": above, "most": most, "below": below, "choices": choices}
     metadata = {"help": help, "option": option, **limits}
-    if default_factory is not dataclasses.MISSING:
-        return dataclasses.field(default_factory=default_factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, dataclasses.field))

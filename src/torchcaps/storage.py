@@ -52,20 +52,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise ValueError(f"more than {LARGEST_STATE:,} characters of description")
             envelope = json.loads(written)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        intact = envelope["sha256"] == _digest(tensors, envelope["state"])
+        if envelope["sha256"] != _digest(tensors, envelope["state"]):
+            raise ValueError("its content does not match its checksum")
+        state = json.loads(envelope["state"])
+        if not isinstance(state, dict):
+            raise ValueError("its description is not one")
     except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # damaged files make readers raise nearly anything
         reason = str(error).split("\n")[0][:200]
         raise DamagedFile(f"{path} is damaged or not one of torchcaps' files ({reason}).") from error
-    if not intact:
-        raise DamagedFile(f"{path} is damaged: its content does not match its checksum.")
-    try:
-        state = json.loads(envelope["state"])
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} is damaged: its description cannot be read.") from error
-    if not isinstance(state, dict):
-        raise DamagedFile(f"{path} is damaged: its description is not one.")
     return tensors, state
 
 

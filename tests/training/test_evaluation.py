@@ -18,7 +18,8 @@ def network_for(shape: tuple[int, int, int], labels: int = 1) -> CapsuleNetwork:
 def test_counts_errors_over_ragged_batches():
     split = ImageSplit(torch.randint(256, (23, 1, 20, 20), dtype=torch.uint8), torch.arange(23) % 4)
     network = network_for((1, 20, 20))
-    outcome = evaluate(network, split, fabric=FABRIC, batch_size=10)
+    network.evaluation_batch = 10
+    outcome = evaluate(network, split, fabric=FABRIC)
     predicted = network(split.pixels.float() / 255).capsules.activations.argmax(1)
     assert outcome.images == 23
     assert outcome.errors == int((predicted != split.labels).sum())

@@ -48,16 +48,14 @@ class RunSummary:
 
 def compare(paths: Sequence[Path]) -> list[RunSummary]:
     """The runs in these folders, in that order."""
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
     summaries = []
-    for path in paths:
+    for name, path in zip(names, paths):
         folder = RunFolder.open(path)
         result = RunResult.read(folder.result) if folder.result.exists() else None
-        summaries.append(RunSummary(path.resolve().name, folder.config().determining(), folder.read_metrics(), result))
-    if len({summary.name for summary in summaries}) < len(summaries):
-        summaries = [
-            RunSummary(str(path), summary.settings, summary.metrics, summary.result)
-            for path, summary in zip(paths, summaries)
-        ]
+        summaries.append(RunSummary(name, folder.config().determining(), folder.read_metrics(), result))
     return summaries
 
 

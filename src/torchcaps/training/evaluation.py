@@ -60,7 +60,6 @@ def evaluate(
     *,
     fabric: Fabric,
     augmentation: Augmentation | None = None,
-    batch_size: int | None = None,
     limit: int | None = None,
 ) -> Evaluation:
     """Classify the images of a split, shared out over the processes.
@@ -70,7 +69,7 @@ def evaluate(
     classes = len(network.classes)
     batches = evaluation_batches(
         split,
-        batch_size=batch_size or network.evaluation_batch,
+        batch_size=network.evaluation_batch,
         augmentation=augmentation,
         limit=limit,
         rank=fabric.global_rank,

@@ -157,9 +157,8 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, float | None]]:
         """All rows that can be read, with None where there was nothing to report."""
-        if not self.metrics.exists():
-            return []
-        return [_numbers(row) for row in self._whole_rows()]
+        rows = self._whole_rows() if self.metrics.exists() else []
+        return [{name: float(cell) if cell else None for name, cell in zip(COLUMNS, row)} for row in rows]
 
     def forget_metrics_after(self, step: int) -> int:
         """Drop the rows of steps that a resumed run will take again; returns how many damaged ones were dropped too."""
@@ -185,10 +184,6 @@ def _is_whole(cells: list[str]) -> bool:
         return all(cell.strip() == cell and math.isfinite(float(cell or 0)) for cell in cells)
     except ValueError:
         return False
-
-
-def _numbers(cells: list[str]) -> dict[str, float | None]:
-    return {name: float(cell) if cell else None for name, cell in zip(COLUMNS, cells)}
 
 
 def _set_aside(path: Path) -> None:

@@ -66,5 +66,4 @@ class ProgressDisplay:
         if row.get("evaluation_error") is not None:
             numbers += f"  evaluation error {row['evaluation_error']:.2f} %"
         numbers += f"  {row['images_per_second']:.0f} images/s"
-        if self._enabled:
-            self.say(f"step {row['step']}  epoch {math.ceil(float(row['epoch']))}/{epochs}  {numbers}")
+        self.say(f"step {row['step']}  epoch {math.ceil(float(row['epoch']))}/{epochs}  {numbers}")
