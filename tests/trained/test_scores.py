@@ -1,4 +1,3 @@
-import io
 from functools import partial
 
 import pytest
@@ -82,23 +81,21 @@ def test_turns_keep_shapes_where_images_are_not_square():
         assert long / short == pytest.approx(3.0, rel=0.25)
 
 
-def test_predictions_are_written_as_csv():
-    file = io.StringIO()
-    SCORES.write_csv(file)
-    header, first, second, *_ = file.getvalue().splitlines()
+def test_predictions_are_written_as_csv(tmp_path):
+    SCORES.write_csv(tmp_path / "x.csv")
+    header, first, second, *_ = (tmp_path / "x.csv").read_text().splitlines()
     assert header == "image,shown,found,right,length ant,length bee,length cow"
     assert first == "0,ant,ant,1,0.9,0.1,0.2"
     assert second.startswith("1,bee,ant,0,")
 
 
-def test_some_images_keep_their_numbers(split):
+def test_some_images_keep_their_numbers(split, tmp_path):
     network = network_of(1).folded()
     everything, some = score([network], split), score([network], split, limit=5)
     assert some.numbers.tolist() == split.sample(5).tolist()
     torch.testing.assert_close(some.lengths, everything.lengths[some.numbers])
-    table = io.StringIO()
-    some.write_csv(table, [f"{number}.png" for number in range(23)])
-    names = [line.split(",")[0] for line in table.getvalue().splitlines()[1:]]
+    some.write_csv(tmp_path / "x.csv", [f"{number}.png" for number in range(23)])
+    names = [line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]]
     assert names == [f"{number}.png" for number in some.numbers.tolist()]
 
 

@@ -142,11 +142,10 @@ def _write(folder: Path, scores: Scores, errors: dict[str, Any], network: str, p
 
     from torchcaps.plots import evaluation
     from torchcaps.plots.files import save
-    from torchcaps.trained.scores import write_predictions
 
     folder.mkdir(parents=True, exist_ok=True)
     names = plan.data.test_names
-    write_predictions(scores, folder / "predictions.csv", names)
+    scores.write_csv(folder / "predictions.csv", names)
     save(evaluation.calibration(scores), folder / "calibration.png")
     worst = scores.worst(WORST)
     if worst:

@@ -71,11 +71,10 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in options():
         group = groups.setdefault(option.group, parser.add_argument_group(option.group))
+        _add(group, option)
         if option.flag == "--routing":
-            _add_routing_options(group, option)
-        else:
-            _add(group, option)
-        if option.name == "primary_size":
+            _add_routing_options(group)
+        if option.flag == "--primary-size":
             group.add_argument(
                 "--model", dest="model.name", choices=tuple(MODELS), default=argparse.SUPPRESS, help=MODEL_HELP
             )
@@ -102,9 +101,8 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     common = {"dest": f"{option.section}.{option.name}", "default": argparse.SUPPRESS, "help": text}
     if option.kind is bool:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
-    elif metadata["choices"] and option.name == "flip":
-        choices = metadata["choices"]
-        group.add_argument(option.flag, nargs="?", const="random", choices=choices, **common)
+    elif option.name == "flip":
+        group.add_argument(option.flag, nargs="?", const="random", choices=metadata["choices"], **common)
     elif metadata["choices"]:
         group.add_argument(option.flag, type=option.kind, choices=metadata["choices"], **common)
     elif typing.get_origin(option.kind) is tuple:
@@ -126,8 +124,7 @@ def _numbers(text: str) -> list[Any]:
     return [part if "x" in text else part[0] for part in parts]
 
 
-def _add_routing_options(group: argparse._ArgumentGroup, option: Option) -> None:
-    _add(group, option)
+def _add_routing_options(group: argparse._ArgumentGroup) -> None:
     for name, (number, help) in ROUTING_OPTIONS.items():
         metavar = "N" if number is int else "X"
         group.add_argument(f"--{name}", type=number, metavar=metavar, default=argparse.SUPPRESS, help=help)

@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -135,15 +134,17 @@ class Scores:
         order = margin.argsort(descending=True, stable=True)
         return [int(number) for number in order[:count] if not self.right[number]]
 
-    def write_csv(self, file: TextIO, names: Sequence[str] = ()) -> None:
-        """A row an image: its name or number, what it shows, what was found, and all lengths."""
-        writer = csv.writer(file, lineterminator="\n")
+    def write_csv(self, path: Path, names: Sequence[str] = ()) -> None:
+        """A row an image: its number, or its name of ``names``, what it shows, what was found, and all lengths."""
+        table = io.StringIO(newline="")
+        writer = csv.writer(table, lineterminator="\n")
         writer.writerow(["image", "shown", "found", "right", *(f"length {name}" for name in self.classes)])
         found, right = self.found, self.right
         for row, lengths in enumerate(self.lengths.tolist()):
             labels = (self._names(self.shown[row]), self._names(found[row]))
             image = names[self.image(row)] if names else self.image(row)
             writer.writerow([image, *labels, int(right[row]), *(f"{length:.6g}" for length in lengths)])
+        write_atomically(path, table.getvalue().encode("utf-8", errors="backslashreplace"))
 
     def _names(self, shown: Tensor) -> str:
         return "|".join(name for name, there in zip(self.classes, shown.tolist()) if there)
@@ -194,10 +195,3 @@ def _lengths(network: Network, batch: Batch, numbers: Tensor, change: Change | N
     with torch.inference_mode():
         lengths: Tensor = network(images).capsules.activations.float()
     return check_answers(lengths)
-
-
-def write_predictions(scores: Scores, path: Path, names: Sequence[str] = ()) -> None:
-    """All predictions as a CSV file; ``names`` are those of the images."""
-    table = io.StringIO(newline="")
-    scores.write_csv(table, names)
-    write_atomically(path, table.getvalue().encode("utf-8", errors="backslashreplace"))
