@@ -29,7 +29,7 @@ from torchcaps.trained.scores import score
 from torchcaps.training.checkpoint import changes
 from torchcaps.training.config import RunConfig, TrainingConfig
 from torchcaps.training.environment import make_fabric
-from torchcaps.training.evaluation import Evaluation, evaluate
+from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.host import default_threads
 from torchcaps.training.plan import Plan
@@ -142,13 +142,7 @@ class TrainedRun:
     ) -> Evaluation:
         """The error on the test images of the run's own plan, or of another."""
         plan = plan or self.plan()
-        return evaluate(
-            (network or self.network).folded().to(self.fabric.device),
-            plan.data.test,
-            fabric=self.fabric,
-            augmentation=plan.augmentation,
-            limit=limit or plan.evaluation_limit(plan.data.test),
-        )
+        return plan.evaluate(network or self.network, plan.data.test, self.fabric, limit)
 
     def predict(self, paths: Sequence[Path]) -> Iterator[ImagePrediction]:
         """Classify image files."""

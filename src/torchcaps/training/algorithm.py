@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import cast
 
 import torch
@@ -52,9 +53,7 @@ class AlternatingTrainer:
             types=network.map_shape[-1],
             reduce=lambda tensor: fabric.all_reduce(tensor, reduce_op="mean"),  # type: ignore[arg-type,return-value]
         )
-        self.average: dict[str, Tensor] | None = None
-        if config.optimiser.average:
-            self.average = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        self.average = copy.deepcopy(network) if config.optimiser.average else None
         self._first_states = {
             prefix: {
                 (index, name): tensor.shape
@@ -169,11 +168,11 @@ class AlternatingTrainer:
             return
         # A young average follows closely, or it would remember the random start for long.
         decay = min(self._config.optimiser.average, (1 + step) / (10 + step))
-        current = self.network.state_dict()
-        weights = {name: tensor for name, tensor in self.average.items() if tensor.is_floating_point()}
+        average, current = self.average.state_dict(), self.network.state_dict()
+        weights = {name: tensor for name, tensor in average.items() if tensor.is_floating_point()}
         torch._foreach_lerp_(list(weights.values()), [current[name] for name in weights], 1 - decay)
-        for name in self.average.keys() - weights.keys():  # what a backbone counts
-            self.average[name].copy_(current[name])
+        for name in average.keys() - weights.keys():  # what a backbone counts
+            average[name].copy_(current[name])
 
     @torch.no_grad()
     def _statistics(self, output: Output, batch: Batch, losses: tuple[Tensor, Tensor]) -> Tensor:
@@ -208,13 +207,13 @@ class AlternatingTrainer:
 
     def trained_network(self) -> Network:
         """The network to use: with the averaged weights if they are kept."""
-        return self.network if self.average is None else self.network.copy_with(self.average)
+        return self.network if self.average is None else self.average
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that the next step depends on."""
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         if self.average is not None:
-            tensors |= {f"average.{name}": tensor for name, tensor in self.average.items()}
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
         for prefix, optimiser in self._optimisers().items():
             for index, state in optimiser.state_dict()["state"].items():
                 tensors |= {f"{prefix}.{index}.{name}": tensor for name, tensor in state.items()}
@@ -227,8 +226,6 @@ class AlternatingTrainer:
         own = ("network", "average", *self._optimisers())
         if stray := [name for name in tensors if name.partition(".")[0] not in (*own, "random", "sums", "best")]:
             raise ValueError(f"there is nothing that {stray[0]!a} would belong to")
-        if self.average is not None and within(tensors, "average").keys() != self.average.keys():
-            raise ValueError("the averaged weights are not those of this network")
         state_now = self.network.state_dict()
         for name, tensor in within(tensors, "network").items():
             if name in state_now and tensor.dtype != state_now[name].dtype:
@@ -238,8 +235,7 @@ class AlternatingTrainer:
             self._device_random.set_rng_state(tensors["random.device"])
         self.network.load_state_dict(within(tensors, "network"))
         if self.average is not None:
-            for name, tensor in within(tensors, "average").items():
-                self.average[name].copy_(tensor)
+            self.average.load_state_dict(within(tensors, "average"))
         for prefix, optimiser in self._optimisers().items():
             state: dict[int, dict[str, Tensor]] = {}
             for name, tensor in within(tensors, prefix).items():

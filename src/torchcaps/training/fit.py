@@ -30,7 +30,7 @@ from torchcaps.process import signals_to
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer, within
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
-from torchcaps.training.evaluation import Evaluation, evaluate
+from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.header import check_memory, header_rows
 from torchcaps.training.host import commit, default_threads, is_first_process, versions
@@ -313,13 +313,7 @@ class _Run:
         return data.test if data.validation is None else data.validation
 
     def _evaluate(self, split: Split, limit: int | None = None, network: Network | None = None) -> Evaluation:
-        return evaluate(
-            (network or self.trainer.trained_network()).folded(),
-            split,
-            fabric=self.fabric,
-            augmentation=self.plan.augmentation,
-            limit=limit or self.plan.evaluation_limit(split),
-        )
+        return self.plan.evaluate(network or self.trainer.trained_network(), split, self.fabric, limit)
 
     def _checkpoint(self, step: int) -> None:
         self._check_finite(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from lightning_fabric import Fabric
 
 from torchcaps.data.augmentation import Augmentation
 from torchcaps.data.batches import Batches
@@ -15,6 +16,7 @@ from torchcaps.models.config import Own, TaskConfig
 from torchcaps.settings import SettingError
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.defaults import default_sampling, filled_in
+from torchcaps.training.evaluation import Evaluation, evaluate
 
 OVERLAPPING_DIGITS_EVALUATED = 10_000  # of ten million: each test digit once below another
 
@@ -84,6 +86,16 @@ class Plan:
         """How many images of a split to evaluate on; None for all of them."""
         usual = OVERLAPPING_DIGITS_EVALUATED if isinstance(split, OverlappingDigits) else None
         return self.config.run.test_images or usual
+
+    def evaluate(self, network: Network, split: Split, fabric: Fabric, limit: int | None = None) -> Evaluation:
+        """How good a network is on a split, of which the settings say how much is used unless there is a ``limit``."""
+        return evaluate(
+            network.folded().to(fabric.device),
+            split,
+            fabric=fabric,
+            augmentation=self.augmentation,
+            limit=limit or self.evaluation_limit(split),
+        )
 
     def build_network(self, own: Own | None = None) -> Network:
         torch.manual_seed(self.config.run.seed)
