@@ -99,23 +99,19 @@ def _callbacks(config: TrainingConfig) -> list[Callback]:
 
 def print_result(path: Path) -> None:
     """The outcome of a finished run, as a small table."""
-    from rich.console import Console
-    from rich.table import Table
-
     from torchcaps.data.files import shown
+    from torchcaps.data.report import table
     from torchcaps.training.folder import RunFolder
     from torchcaps.training.result import RunResult
 
     result = RunResult.read(RunFolder(path).result)
-    table = Table(show_header=False, box=None)
-    table.add_row("test error", f"{result.test_error_percent:.2f} % of {result.test_images} images")
-    table.add_row("trained", f"{result.steps} steps, {result.epochs:g} epochs, {result.seconds:.0f} s in all")
-    table.add_row(
-        "speed",
-        f"{result.train_images_per_second:.0f} images/s training, "
-        f"{result.evaluate_images_per_second:.0f} images/s evaluating",
-    )
-    table.add_row("parameters", f"{result.parameters:,}")
-    table.add_row("peak memory", f"{result.peak_memory_mb:.0f} MB")
-    table.add_row("everything is in", shown(str(path)))
-    Console(markup=False, emoji=False).print(table)
+    training, evaluating = result.train_images_per_second, result.evaluate_images_per_second
+    rows = [
+        ("test error", f"{result.test_error_percent:.2f} % of {result.test_images} images"),
+        ("trained", f"{result.steps} steps, {result.epochs:g} epochs, {result.seconds:.0f} s in all"),
+        ("speed", f"{training:.0f} images/s training, {evaluating:.0f} images/s evaluating"),
+        ("parameters", f"{result.parameters:,}"),
+        ("peak memory", f"{result.peak_memory_mb:.0f} MB"),
+        ("folder", shown(str(path))),
+    ]
+    print(table(rows))

@@ -174,7 +174,8 @@ class _Run:
         balanced = self.config.data.class_weights == "balanced"
         weights = plan.data.balanced_weights() if balanced else None
         self.trainer = AlternatingTrainer(fabric, network, self.config, self.total_steps, weights)
-        self.display = ProgressDisplay(console, total_steps=self.total_steps, enabled=fabric.is_global_zero)
+        silent = Console(quiet=True, force_terminal=False)  # for processes other than the first
+        self.display = ProgressDisplay(console if fabric.is_global_zero else silent, total_steps=self.total_steps)
         self.sums = torch.zeros(len(STATISTICS) + 1, device=fabric.device)  # since the last row; last: steps
         self.first_bad_step = torch.full((), -1, device=fabric.device)
         self.started = time.perf_counter()

@@ -19,14 +19,13 @@ def say(console: Console, text: str) -> None:
 
 
 class ProgressDisplay:
-    """A live bar on a terminal, plain lines elsewhere, nothing on processes other than the first."""
+    """A live bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console, *, total_steps: int, enabled: bool) -> None:
+    def __init__(self, console: Console, *, total_steps: int) -> None:
         self._console = console
-        self._enabled = enabled
         self._bar: Progress | None = None
         self._evaluated = ""  # what the last evaluation said
-        if enabled and console.is_terminal:
+        if console.is_terminal:
             self._bar = Progress(
                 MofNCompleteColumn(),
                 BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
@@ -47,8 +46,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def say(self, line: str) -> None:
-        if self._enabled:
-            say(self._console, line)
+        say(self._console, line)
 
     def advance(self, step: int) -> None:
         if self._bar is not None:
