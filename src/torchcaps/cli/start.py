@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from torchcaps.process import begin
 
 
@@ -13,7 +11,3 @@ def main() -> int:
     from torchcaps.cli.main import main as run
 
     return run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,12 +89,11 @@ class TrainedRun:
         stored = trained_with(self.folder.network)
         if stored is not None and (differing := changes(stored, config.determining())):
             raise UserError(f"config.yaml is not the one this network was trained with ({differing}).")
-        changed: dict[str, object] = {"validation": 0}
+        name = config.data.name if data is None else data
+        changed: dict[str, object] = {"name": name, "validation": 0}
         if data_folder is not None:
             changed["folder"] = data_folder
-        if data is not None and data != config.data.name:
-            changed["name"] = data
-        if str(changed.get("name", config.data.name)).startswith(("folder:", "csv:")):  # brought to any shape
+        if name.startswith(("folder:", "csv:")):  # brought to any shape
             channels, side, _ = self.network.task.source_shape or self.network.image_shape
             changed |= {"image_size": side, "channels": channels}
         run = config.run.replace(keep="last", patience=None)  # the best state has been chosen

@@ -21,6 +21,7 @@ from torchcaps.training.config import TrainingConfig
 from torchcaps.training.schedule import rate_factor
 
 STATISTICS = ("loss", "reconstruction_loss", "train_error", "length_right", "length_wrong")
+COEFFICIENT_STATISTICS = tuple(f"coefficient_{name}" for name in ("mean", "std", "min", "max", "negative", "zero"))
 
 
 class AlternatingTrainer:
@@ -54,13 +55,8 @@ class AlternatingTrainer:
             reduce=lambda tensor: fabric.all_reduce(tensor, reduce_op="mean"),  # type: ignore[arg-type,return-value]
         )
         self.average = copy.deepcopy(network) if config.optimiser.average else None
-        self._first_states = {
-            prefix: {
-                (index, name): tensor.shape
-                for index, state in first.state_dict()["state"].items()
-                for name, tensor in state.items()
-            }
-            for prefix, first in self._optimisers().items()
+        self._first_shapes = {
+            prefix: _shapes(optimiser.state_dict()["state"]) for prefix, optimiser in self._optimisers().items()
         }
 
     def step(self, batch: Batch, step: int) -> Tensor:
@@ -187,19 +183,13 @@ class AlternatingTrainer:
         return torch.stack([value.detach().float() for value in (*losses, wrong, right_length, wrong_length)])
 
     def coefficient_statistics(self) -> dict[str, float]:
-        """Mean, spread, extremes and signs of all coefficients that ascend; nothing if there are none."""
+        """The :data:`COEFFICIENT_STATISTICS` of all coefficients that ascend; nothing if there are none."""
         if self.ascent is None:
             return {}
         everything = torch.cat([coefficients.detach().flatten() for coefficients in self.ascent.coefficients])
-        statistics = {
-            "mean": everything.mean(),
-            "std": everything.std(),
-            "min": everything.min(),
-            "max": everything.max(),
-            "negative": (everything < 0).float().mean(),
-            "zero": (everything == 0).float().mean(),
-        }
-        return {f"coefficient_{name}": float(value) for name, value in statistics.items()}
+        values = [everything.mean(), everything.std(), everything.min(), everything.max()]
+        values += [(everything < 0).float().mean(), (everything == 0).float().mean()]
+        return dict(zip(COEFFICIENT_STATISTICS, torch.stack(values).tolist()))
 
     def is_finite(self) -> bool:
         """Whether all weights and coefficients are."""
@@ -241,7 +231,7 @@ class AlternatingTrainer:
             for name, tensor in within(tensors, prefix).items():
                 index, _, entry = name.partition(".")
                 state.setdefault(int(index), {})[entry] = tensor
-            _check_state(optimiser, state, self._first_states[prefix])
+            _check_state(optimiser, state, self._first_shapes[prefix])
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
     def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
@@ -251,12 +241,17 @@ class AlternatingTrainer:
         return optimisers
 
 
+def _shapes(state: dict[int, dict[str, Tensor]]) -> dict[tuple[int, str], torch.Size]:
+    """The shapes of an optimiser's state, by number of the parameter and name."""
+    return {(index, name): tensor.shape for index, entries in state.items() for name, tensor in entries.items()}
+
+
 def _check_state(
     optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]], first: dict[tuple[int, str], torch.Size]
 ) -> None:
     """Whether the state is one for these parameters: what was there at first, numbers, and tensors like them."""
     shapes = [parameter.shape for group in optimiser.param_groups for parameter in group["params"]]
-    given = {(index, name): tensor.shape for index, entries in state.items() for name, tensor in entries.items()}
+    given = _shapes(state)
     for index, name in first.keys() | given.keys():
         known = 0 <= index < len(shapes)
         allowed = [first[index, name]] if (index, name) in first else [torch.Size(), shapes[index]] if known else []

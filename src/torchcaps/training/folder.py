@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from torchcaps.atomic import DamagedFile, append_line, read_bytes, sweep, write_atomically
 from torchcaps.errors import UserError
 from torchcaps.models.files import MODEL_FILE
-from torchcaps.training.algorithm import STATISTICS
+from torchcaps.training.algorithm import COEFFICIENT_STATISTICS, STATISTICS
 from torchcaps.training.checkpoint import Checkpoints
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.files import read_config, to_yaml
@@ -32,12 +32,7 @@ COLUMNS = (
     "learning_rate",
     *STATISTICS,
     "evaluation_error",
-    "coefficient_mean",
-    "coefficient_std",
-    "coefficient_min",
-    "coefficient_max",
-    "coefficient_negative",
-    "coefficient_zero",
+    *COEFFICIENT_STATISTICS,
 )
 
 
