@@ -77,9 +77,9 @@ def read_bytes(path: Path, *, most: int) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | _WITHOUT_WAITING), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged in the meantime
             raise DamagedFile(f"{path} is not a regular file.")
-        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
-        if max(len(content), os.fstat(file.fileno()).st_size) > most:
-            raise DamagedFile(f"{path} is too large: at most {most:,} bytes are expected.")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise DamagedFile(f"{path} is too large: at most {most:,} bytes are expected.")
     return content
 
 

@@ -86,8 +86,8 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
             )
     ascent = groups["discriminative routing"]
     for flag, (name, value) in SHORTHANDS.items():
-        short = {"action": "store_const", "const": value, "help": f"short for --{name} {value}"}
-        ascent.add_argument(flag, dest=f"ascent.{name}", default=argparse.SUPPRESS, **short)
+        where, help = f"ascent.{name}", f"short for --{name} {value}"
+        ascent.add_argument(flag, dest=where, action="store_const", const=value, default=argparse.SUPPRESS, help=help)
 
 
 MODEL_HELP = "capsnet (the paper's), matrix (capsules with EM routing), cnn (an ordinary network of its size) [capsnet]"
