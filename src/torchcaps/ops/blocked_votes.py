@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchcaps.ops import compiled
 
+LANES = 16  # input capsules side by side
 MANY = 2**18  # numbers of all votes; with fewer it does not matter how they are summed
 
 
@@ -21,25 +21,23 @@ def can_block(poses: Tensor, weight: Tensor) -> bool:
         return False
     if poses.shape[0] * I * J * E < MANY or D % 2 or E % 2:
         return False
-    kernels = compiled.native("native_votes")
-    return kernels is not None and I % kernels.LANES == 0
+    return I % LANES == 0 and compiled.native("native_votes") is not None
 
 
 def in_blocks(poses: Tensor, weight: Tensor) -> BlockedVotes:
     """Poses and weights laid out for the kernels, input capsules side by side: (B, I, D), (I, D, J, E)."""
     (B, I, D), (J, E) = poses.shape, weight.shape[2:]
-    lanes = _kernels().LANES
     return BlockedVotes(
-        poses.reshape(B, I // lanes, lanes, D).permute(1, 0, 3, 2).contiguous(),
-        weight.reshape(I // lanes, lanes, D, J, E).permute(0, 3, 4, 2, 1).contiguous(),
+        poses.reshape(B, I // LANES, LANES, D).permute(1, 0, 3, 2).contiguous(),
+        weight.reshape(I // LANES, LANES, D, J, E).permute(0, 3, 4, 2, 1).contiguous(),
     )
 
 
 class BlockedVotes(NamedTuple):
     """What :class:`torchcaps.ops.linear_votes.VotesByOutput` offers."""
 
-    poses: Tensor  # (I / lanes, B, D, lanes)
-    weights: Tensor  # (I / lanes, J, E, D, lanes)
+    poses: Tensor  # (I / LANES, B, D, LANES)
+    weights: Tensor  # (I / LANES, J, E, D, LANES)
 
     def weighted_sum(self, coefficients: Tensor) -> Tensor:
         return _WeightedSum.apply(self.poses, self.weights, coefficients)  # type: ignore[no-any-return, no-untyped-call]
@@ -48,20 +46,12 @@ class BlockedVotes(NamedTuple):
         return _Agreement.apply(self.poses, self.weights, outputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _kernels() -> Any:
-    kernels = compiled.native("native_votes")
-    assert kernels is not None
-    return kernels
-
-
-def _run(name: str, poses: Tensor, weights: Tensor, **tensors: Tensor) -> None:
-    kernels = _kernels()
-    job = np.zeros((), kernels.VOTES)
-    for part, tensor in {"poses": poses, "weights": weights, **tensors}.items():
-        job[part] = tensor.data_ptr()
-    job["blocks"], job["images"], job["input_size"] = poses.shape[:3]
-    job["output_count"], job["output_size"] = weights.shape[1:3]
-    kernels.run(getattr(kernels, name), job)
+def _run(kernel: str, poses: Tensor, weights: Tensor, **others: Tensor) -> None:
+    blocks, images, input_size, _ = poses.shape
+    _, output_count, output_size, _, _ = weights.shape
+    sizes = {"blocks": blocks, "images": images, "input_size": input_size}
+    outputs = {"output_count": output_count, "output_size": output_size}
+    compiled.run("native_votes", kernel, "VOTES", poses=poses, weights=weights, **sizes, **outputs, **others)
 
 
 def _gradients(poses: Tensor, weights: Tensor, **tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,8 +88,8 @@ class _Agreement(torch.autograd.Function):
     def forward(ctx: Any, poses: Tensor, weights: Tensor, outputs: Tensor) -> Tensor:
         outputs = outputs.contiguous()
         ctx.save_for_backward(poses, weights, outputs)
-        blocks, images, _, lanes = poses.shape
-        result = poses.new_empty(weights.shape[1], images, blocks * lanes)
+        blocks, images, _, _ = poses.shape
+        result = poses.new_empty(weights.shape[1], images, blocks * LANES)
         _run("agreement", poses, weights, outputs=outputs, result=result)
         return result.movedim(0, 2)
 

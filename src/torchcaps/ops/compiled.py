@@ -61,15 +61,15 @@ def usable(dtype: torch.dtype, channels: int, outputs: int) -> bool:
     return channels % lanes == 0 and outputs % lanes == 0
 
 
-def _kernels() -> Any:
-    kernels = native()
+def _kernels(module: str = "native") -> Any:
+    kernels = native(module)
     assert kernels is not None
     return kernels
 
 
-def run(kernel: str, job: str, **parts: Any) -> None:
-    """Run one of the compiled kernels. ``parts`` make its job: a tensor by its address, and None as 0."""
-    kernels = _kernels()
+def run(module: str, kernel: str, job: str, /, **parts: Any) -> None:
+    """Run a compiled kernel of a module. ``parts`` make its job: a tensor by its address, and None as 0."""
+    kernels = _kernels(module)
     record = np.zeros((), getattr(kernels, job))
     for name, part in parts.items():
         record[name] = part.data_ptr() if isinstance(part, Tensor) else 0 if part is None else part
@@ -222,7 +222,7 @@ class Transform:
         self._run("collect", self._back, array=array, values=values, items=items, before=before, **others)
 
     def _run(self, kernel: str, phases: np.ndarray[Any, Any], **parts: Any) -> None:
-        run(kernel, "TRANSFORM", phases=phases.ctypes.data, **self._sizes, **parts)
+        run("native", kernel, "TRANSFORM", phases=phases.ctypes.data, **self._sizes, **parts)
 
 
 class CompiledPlan:
@@ -298,7 +298,7 @@ class CompiledPlan:
         result = images.new_empty(count * down * across, channels * window**2 + 1)
         sizes = {"images": count, "channels": channels, "rows": rows, "cols": cols}
         places = {"window": window, "down": down, "across": across}
-        run("patches", "PATCHES", source=images[start], target=result, **sizes, **places)
+        run("native", "patches", "PATCHES", source=images[start], target=result, **sizes, **places)
         return result
 
     def set_image_gradient(self, gradient: Tensor, of_patches: Tensor, window: int) -> None:

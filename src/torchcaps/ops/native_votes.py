@@ -21,11 +21,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from torchcaps.ops.blocked_votes import LANES
 from torchcaps.ops.native import floats, inlined, keep, kernel, run, share
 
-__all__ = ["LANES", "VOTES", "agreement", "gradients", "run", "weighted_sum"]
+__all__ = ["VOTES", "agreement", "gradients", "run", "weighted_sum"]
 
-LANES = 16
 GROUP = 4  # images that share a weight, and accumulators that the processor works on at the same time
 PAIR = 2  # components that are worked on together: each number that is loaded serves both
 IN_HAND = 32  # images whose sums are in cache, one for each lane

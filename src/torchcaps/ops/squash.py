@@ -55,4 +55,4 @@ class _Squash(torch.autograd.Function):
 
 def _run(kernel: str, totals: Tensor, **others: Tensor) -> None:
     sizes = {"count": others["lengths"].numel(), "size": totals.shape[-1]}
-    compiled.run(kernel, "SQUASH", totals=totals, **sizes, **others)
+    compiled.run("native", kernel, "SQUASH", totals=totals, **sizes, **others)
