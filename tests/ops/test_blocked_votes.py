@@ -58,6 +58,16 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
     assert all(torch.equal(result, reference) for result, reference in zip(results, expected))
 
 
+def test_coefficients_and_outputs_of_another_kind_are_converted_and_those_of_another_shape_refused() -> None:
+    poses, weight, coefficients, outputs = tensors(5, 32, 4, 3, 6)
+    votes = in_blocks(poses, weight)
+    assert torch.equal(votes.weighted_sum(coefficients.double()), votes.weighted_sum(coefficients))
+    assert torch.equal(votes.agreement(outputs.double()), votes.agreement(outputs))
+    for ask, given in ((votes.weighted_sum, coefficients[:4]), (votes.agreement, outputs[:, :, :5])):
+        with pytest.raises(RuntimeError, match="expand"):
+            ask(given)
+
+
 def test_dynamic_routing_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     poses, weight, _, _ = tensors(5, 32, 8, 4, 16)
     exact = dynamic_routing(LinearVotes(poses.double(), weight.double())).poses

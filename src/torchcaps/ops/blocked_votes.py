@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchcaps.ops import compiled
+from torchcaps.ops.plan import runs_eagerly_on_cpu
 
 LANES = 16  # input capsules side by side
 MANY = 2**18  # numbers of all votes; with fewer it does not matter how they are summed
@@ -16,12 +17,13 @@ MANY = 2**18  # numbers of all votes; with fewer it does not matter how they are
 
 def can_block(poses: Tensor, weight: Tensor) -> bool:
     """Whether :func:`in_blocks` can take these, and pays."""
+    # First of all, because of a traced tensor not even the size is known.
+    if not runs_eagerly_on_cpu(poses, weight) or poses.dtype != torch.float32:
+        return False
     I, D, J, E = weight.shape
-    if any(tensor.device.type != "cpu" or tensor.dtype != torch.float32 for tensor in (poses, weight)):
+    if poses.shape[0] * I * J * E < MANY or I % LANES or D % 2 or E % 2:
         return False
-    if poses.shape[0] * I * J * E < MANY or D % 2 or E % 2:
-        return False
-    return I % LANES == 0 and compiled.native("native_votes") is not None
+    return compiled.native("native_votes") is not None
 
 
 def in_blocks(poses: Tensor, weight: Tensor) -> BlockedVotes:
@@ -40,9 +42,12 @@ class BlockedVotes(NamedTuple):
     weights: Tensor  # (I / LANES, J, E, D, LANES)
 
     def weighted_sum(self, coefficients: Tensor) -> Tensor:
+        blocks, B, _, _ = self.poses.shape
+        coefficients = coefficients.to(self.poses).expand(B, blocks * LANES, self.weights.shape[1])
         return _WeightedSum.apply(self.poses, self.weights, coefficients)  # type: ignore[no-any-return, no-untyped-call]
 
     def agreement(self, outputs: Tensor) -> Tensor:
+        outputs = outputs.to(self.poses).expand(self.poses.shape[1], *self.weights.shape[1:3])
         return _Agreement.apply(self.poses, self.weights, outputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
