@@ -1,7 +1,7 @@
 """The small transforms as machine code, each a single pass that stays in cache. Importing this imports numba.
 
-Three kernels, each told by a *job*, a record of addresses and sizes, what to do. They know nothing of plans, which
-:mod:`torchcaps.ops.compiled` translates for them.
+A kernel is told by a *job*, a record of addresses and sizes, what to do. It knows nothing of plans, which
+:mod:`torchcaps.ops.compiled` translates for it.
 
 Kernels run on the threads of torch's own OpenMP runtime. A thread pool of numba's would fight with it for the cores,
 because OpenMP's threads wait actively for the next piece of work. Every thread has a fixed share of the work and
