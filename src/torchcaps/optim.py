@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from torchcaps.functional import at_least_float32
 from torchcaps.layers.capsule import CapsuleLayer
+from torchcaps.ops.products import multiply
 from torchcaps.routing.base import USUAL_FAN_IN
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -42,9 +43,9 @@ def orthogonaliser(gram: Tensor, *, steps: int = 5) -> Tensor:
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     product = identity
     for _ in range(steps):
-        factor = a * identity + b * gram + c * (gram @ gram)
-        product = factor @ product
-        gram = factor @ gram @ factor
+        factor = a * identity + b * gram + c * multiply(gram, gram)
+        product = multiply(factor, product)
+        gram = multiply(multiply(factor, gram), factor)
     return product * size.rsqrt()
 
 
@@ -62,13 +63,13 @@ def orthogonalised(update: Tensor, outputs: Sequence[int], *, steps: int = 5) ->
     columns = update.numel() // max(1, rows)
     if sorted(outputs) == list(range(len(outputs))):
         parts = [
-            _scaled(orthogonaliser(part @ part.T, steps=steps), columns) @ part
+            multiply(_scaled(orthogonaliser(multiply(part, part.T), steps=steps), columns), part)
             for part in update.reshape(rows, -1).chunk(blocks)
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts)
     else:
         parts = [
-            part @ _scaled(orthogonaliser(part.T @ part, steps=steps), columns)
+            multiply(part, _scaled(orthogonaliser(multiply(part.T, part), steps=steps), columns))
             for part in update.reshape(-1, rows).chunk(blocks, dim=1)
         ]
         result = parts[0] if blocks == 1 else torch.cat(parts, dim=1)

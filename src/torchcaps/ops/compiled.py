@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from torchcaps.ops.bilinear import Matrix, evaluation, inverse, taps_of_phases
 from torchcaps.ops.buffers import buffer
 from torchcaps.ops.plan import ConvolutionShape
+from torchcaps.ops.products import add_product, multiply
 
 NUMBA_SETTINGS = ".numba_config.yaml"
 IN_CACHE = 2**20  # numbers of the first convolution's outputs to have in hand
@@ -367,7 +368,7 @@ class CompiledPair(torch.autograd.Function):
         if keep:
             signs = buffer(shape.batch, plan.used[0] * plan.used[1], shape.channels, dtype=torch.uint8)
         for start, count in plan.chunks():
-            hidden = torch.mm(plan.patches(images, start, count, window), first.T)
+            hidden = multiply(plan.patches(images, start, count, window), first.T)
             here = None if signs is None else signs[start]
             plan.samples.spread(
                 hidden, samples, items=count, before=start, signs=here, rectify=True, slope=negative_slope
@@ -377,7 +378,7 @@ class CompiledPair(torch.autograd.Function):
         for values, kernel, total in zip(
             plan.sample_groups(samples), plan.kernel_groups(kernels), plan.total_groups(totals)
         ):
-            torch.bmm(values, kernel.mT, out=total)
+            multiply(values, kernel.mT, out=total)
         result = images.new_empty(shape.batch, *shape.size, shape.outputs)
         plan.outputs.collect(totals, result, items=shape.batch, bias=None if bias2 is None else bias2.contiguous())
         if keep:
@@ -406,7 +407,7 @@ class CompiledPair(torch.autograd.Function):
             for total, values, of_kernel in zip(
                 plan.total_groups(totals), plan.sample_groups(samples), plan.kernel_groups(of_kernels)
             ):
-                torch.bmm(total.mT, values, out=of_kernel)
+                multiply(total.mT, values, out=of_kernel)
             weight2_gradient = images.new_empty(ctx.second_shape)
             plan.taps.collect(of_kernels, weight2_gradient, items=shape.outputs, channels_first=True)
             del of_kernels
@@ -415,7 +416,7 @@ class CompiledPair(torch.autograd.Function):
             for total, kernel, of_values in zip(
                 plan.total_groups(totals), plan.kernel_groups(kernels), plan.sample_groups(of_samples)
             ):
-                torch.bmm(total, kernel, out=of_values)
+                multiply(total, kernel, out=of_values)
             image_gradient = torch.zeros_like(images) if needs_images else None
             first_gradients = images.new_zeros(plan.in_hand, *first_gradient.shape)
             for start, count in plan.chunks():
@@ -425,9 +426,9 @@ class CompiledPair(torch.autograd.Function):
                 )
                 if needs_first:  # image by image: each thread has written some, and has them in its cache
                     patches = plan.patches(images, start, count, window).view(count, -1, len(first_gradient))
-                    first_gradients[:count].baddbmm_(patches.mT, of_hidden.view(count, -1, shape.channels))
+                    add_product(first_gradients[:count], patches.mT, of_hidden.view(count, -1, shape.channels))
                 if image_gradient is not None:
-                    of_patches = of_hidden @ weight1.flatten(1)
+                    of_patches = multiply(of_hidden, weight1.flatten(1))
                     plan.set_image_gradient(image_gradient[start : start + count], of_patches, window)
             torch.sum(first_gradients, 0, out=first_gradient)
         return (

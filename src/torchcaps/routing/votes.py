@@ -11,6 +11,7 @@ from torch import Tensor
 from torchcaps import functional
 from torchcaps.ops.blocked_votes import BlockedVotes, can_block, in_blocks
 from torchcaps.ops.linear_votes import VotesByOutput, by_output, fold
+from torchcaps.ops.products import multiply
 
 
 def softmax_over_outputs(logits: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class LinearVotes(Votes):
     def combine(self, coefficients: Tensor | float) -> Tensor:
         I, D, J, E = self._weight.shape
         if not isinstance(coefficients, Tensor):
-            totals = (self._poses.flatten(1) @ self._weight.reshape(I * D, J * E)).view(-1, J, E)
+            totals = multiply(self._poses.flatten(1), self._weight.reshape(I * D, J * E)).view(-1, J, E)
             return totals if coefficients == 1.0 else coefficients * totals
         B = self._poses.shape[0]
         coefficients = coefficients.expand((I, J) if coefficients.ndim == 2 else (B, I, J))
