@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,6 +72,26 @@ def columns(results: Results, benchmark: Benchmark) -> dict[str, Column]:
             runs = tuple(sorted(own, key=lambda row: row.seed))
             found[method] = Column(benchmark, method, runs, tuple(results.curves.get(run.key, []) for run in runs))
     return found
+
+
+def timed(found: Columns) -> dict[str, Column]:
+    """The runs whose seconds can be compared: those of the code, processor and threads that most runs share."""
+    if not found:
+        return {}
+    [(commonest, _)] = Counter(_speed(run) for column in found.values() for run in column.runs).most_common(1)
+    kept = {}
+    for method, column in found.items():
+        pairs = [pair for pair in zip(column.runs, column.curves) if _speed(pair[0]) == commonest]
+        if pairs:
+            kept[method] = replace(
+                column, runs=tuple(run for run, _ in pairs), curves=tuple(curve for _, curve in pairs)
+            )
+    return kept
+
+
+def _speed(run: RunRow) -> tuple[object, ...]:
+    """What decides how long a step takes, but for the method."""
+    return run.commit, run.processor, run.threads, run.processes
 
 
 @dataclass(frozen=True)
@@ -147,17 +168,17 @@ def convergence(benchmark: Benchmark, found: Columns) -> Figure:
     """Evaluation error against iterations, as in the paper, and against seconds of training."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    for method, column in found.items():
-        curves = [evaluations for curve in column.curves if (evaluations := _evaluations(curve))]
-        if not curves:
-            continue
-        length = min(map(len, curves))
-        points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
-        settings = column.runs[0].settings
-        on_fewer = bool(settings.get("run.evaluation_images") or settings.get("evaluation_images"))  # all but the last
-        label = f"{column.title} (n = {len(curves)})"
-        for axes, places in ((by_step, points[0, :, 0]), (by_time, np.median(points[:, :, 1], axis=0))):
-            _band(axes, places, points[:, :, 2], method, label, apart=on_fewer)
+    for axes, shown, place in ((by_step, found, 0), (by_time, timed(found), 1)):
+        for method, column in shown.items():
+            curves = [evaluations for curve in column.curves if (evaluations := _evaluations(curve))]
+            if not curves:
+                continue
+            length = min(map(len, curves))
+            points = np.array([curve[:length] for curve in curves])  # (seeds, evaluations, 3)
+            settings = column.runs[0].settings
+            on_fewer = bool(settings.get("run.evaluation_images") or settings.get("evaluation_images"))  # but the last
+            label = f"{column.title} (n = {len(curves)})"
+            _band(axes, np.median(points[:, :, place], axis=0), points[:, :, 2], method, label, apart=on_fewer)
     for axes, label in ((by_step, "iterations"), (by_time, "seconds of training")):
         axes.set_xlabel(label)
         axes.set_yscale("log")

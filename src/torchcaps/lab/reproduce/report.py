@@ -178,20 +178,22 @@ class Report:
             "and against seconds of training (median over seeds), evaluations not counted. It is the error on training "
             "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
             "a diamond, it is the final error on all of these images, and the curve was taken on some of them "
-            "(`evaluation_images`), which may be easier or harder than the rest. Where cells were trained side by side "
-            "they shared the machine, with whatever else ran there: their seconds cannot be compared."
+            "(`evaluation_images`), which may be easier or harder than the rest. Seconds are those of the runs by "
+            "one version of the code on one kind of processor, of which there are most. Where cells were trained side by side they shared the machine, "
+            "with whatever else ran there: their seconds cannot be compared closely."
         )
         for benchmark, found in self.columns:
             figure = figures.convergence(benchmark, found)
             yield self._picture(figure, f"convergence-{benchmark.data}", f"Convergence on {benchmark.title}")
+            timed = figures.timed(found)
             yield _markdown(
                 [
                     f"iterations (seconds) to reach on {benchmark.title}",
                     *(f"{error:g} %" for error in benchmark.milestones),
                 ],
                 [
-                    [column.title, *(_reached(column, error) for error in benchmark.milestones)]
-                    for column in found.values()
+                    [column.title, *(_reached(column, timed.get(method), error) for error in benchmark.milestones)]
+                    for method, column in found.items()
                 ],
             )
 
@@ -356,15 +358,15 @@ def _value(value: object) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _reached(column: Column, error: float) -> str:
-    """The mean number of steps over seeds and the median of their times, if all of them got there."""
+def _reached(column: Column, timed: Column | None, error: float) -> str:
+    """The mean number of steps over seeds, if all of them got there, and the median time of those that are timed."""
     found = [figures.first_reached(curve, error) for curve in column.curves]
     reached = [place for place in found if place is not None]
     if len(reached) < len(found):
         return "–" if not reached else f"{len(reached)} of {len(found)} seeds"
     steps = statistics.fmean(step for step, _ in reached)
-    seconds = statistics.median(seconds for _, seconds in reached)
-    return f"{steps:.0f} ({seconds:.0f} s)"
+    times = [place[1] for curve in (timed.curves if timed else ()) if (place := figures.first_reached(curve, error))]
+    return f"{steps:.0f} ({statistics.median(times):.0f} s)" if times else f"{steps:.0f}"
 
 
 def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
