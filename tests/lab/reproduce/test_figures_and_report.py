@@ -1,6 +1,7 @@
 """Numbers of the report against runs whose results are known."""
 
 import base64
+import dataclasses
 import json
 import shutil
 
@@ -88,6 +89,16 @@ def test_when_an_error_was_reached(found):
     curve = found["dr"].curves[0]
     assert figures.first_reached(curve, 2.0) == (20, 2.0)
     assert figures.first_reached(curve, 0.5) is None
+
+
+def test_seconds_come_from_one_version_of_the_code(found):
+    """Older, slower code would make a method look slow."""
+    assert figures.timed(found) == found
+    dr = found["dr"]
+    older = dataclasses.replace(dr, runs=(dr.runs[0].replace(commit="an-older-one"), *dr.runs[1:]))
+    assert figures.timed({**found, "dr": older})["dr"].curves == dr.curves[1:]
+    others = dataclasses.replace(dr, runs=tuple(run.replace(processor="another") for run in dr.runs))
+    assert list(figures.timed({**found, "dr": others})) == ["l2-fc", "uniform-fc"]
 
 
 def test_the_report_says_what_the_runs_say(cells, tmp_path):
