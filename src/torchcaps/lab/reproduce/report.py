@@ -179,8 +179,8 @@ class Report:
             "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
             "a diamond, it is the final error on all of these images, and the curve was taken on some of them "
             "(`evaluation_images`), which may be easier or harder than the rest. Seconds are those of the runs by "
-            "one version of the code on one kind of processor, of which there are most. Where cells were trained side by side they shared the machine, "
-            "with whatever else ran there: their seconds cannot be compared closely."
+            "one version of the code on one kind of processor, of which there are most. Where cells were trained side "
+            "by side they shared the machine, with whatever else ran there: their seconds cannot be compared closely."
         )
         for benchmark, found in self.columns:
             figure = figures.convergence(benchmark, found)
