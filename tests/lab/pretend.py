@@ -27,7 +27,7 @@ def finish(cell: Cell, error: float, curve: dict[int, float], *, seconds: float 
         evaluate_images_per_second=1000.0,
         parameters=8_000_000,
         peak_memory_mb=900.0,
-        train_seconds=8.0,
+        train_seconds=max(curve) / 10,
         seconds=seconds,
         threads=1,
         processes=1,

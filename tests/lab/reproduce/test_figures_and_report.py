@@ -107,7 +107,7 @@ def test_the_report_says_what_the_runs_say(cells, tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "1.20 ± 0.20 (n = 3)" in text
     assert "| MNIST | L2/FC against DR | -0.20 ± 0.25 | 3 | +0.01 | no difference can be seen |" in text
-    assert "0.32 % aimed at, 1.00 % by L2/FC, the lowest of 3 means: missed by 0.68 points, after" in text
+    assert "0.32 % aimed at, 1.00 % by L2/FC, the lowest of 3 means: 0.68 points above it, after" in text
     assert "of the 3,168,000 that the paper's settings have" in text  # 99,000 steps of 32 images
     assert "against dynamic routing: it is better 0 and worse 0 times (comparisons over several seeds: 1)" in text
     assert "lies within the interval measured here in 1 of 1 cases" in text

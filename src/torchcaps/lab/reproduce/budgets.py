@@ -114,4 +114,9 @@ def differences(settings: Mapping[str, Any], benchmark: Benchmark, method: str) 
 
     paper = all_settings(BUDGETS["paper"].config(benchmark, method, 0))
     pairs = {name: (paper.get(name), value) for name, value in settings.items() if name not in BOOKKEEPING}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not any(part in OPEN for part in pair)}
+    idle = () if settings.get("optimiser.schedule") == "staircase" else ("optimiser.decay", "optimiser.decay_every")
+    return {
+        name: pair
+        for name, pair in pairs.items()
+        if pair[0] != pair[1] and name not in idle and not any(part in OPEN for part in pair)
+    }

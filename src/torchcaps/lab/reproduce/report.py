@@ -12,6 +12,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from torchcaps.atomic import DamagedFile, write_atomically
+from torchcaps.data.report import counted
 from torchcaps.errors import UserError
 from torchcaps.lab.reproduce import figures
 from torchcaps.lab.reproduce.budgets import ASCENDING, BOOKKEEPING, BUDGETS, differences
@@ -95,7 +96,7 @@ class Report:
 
     def _machine(self) -> Iterator[str]:
         places = {
-            f"{run.processes} x {run.threads} thread(s) on {run.processor}, "
+            f"{counted(run.processes, 'process')} of {counted(run.threads, 'thread')} on {run.processor}, "
             + ", ".join(f"{name} {run.versions.get(key, '?')}" for name, key in VERSIONS.items())
             for run in self.runs
         }
@@ -131,11 +132,12 @@ class Report:
         for benchmark, found in self.columns:
             best = min(found.values(), key=lambda column: column.mean)
             gap = best.mean - benchmark.goal
-            met = "reached" if gap <= 0 else f"missed by {gap:.2f} points"
+            met = "reached" if gap <= 0 else f"{gap:.2f} points above it"
+            lowest = f", the lowest of {len(found)} means" if len(found) > 1 else ""
             paper = BUDGETS["paper"].config(benchmark, best.method, 0).run
             lines.append(
-                f"- {benchmark.title}: {benchmark.goal:g} % aimed at, {best.mean:.2f} % by {best.title}, the lowest of "
-                f"{len(found)} means: {met}, after {best.runs[0].images_seen:,} training images of the "
+                f"- {benchmark.title}: {benchmark.goal:g} % aimed at, {best.mean:.2f} % by {best.title}{lowest}: "
+                f"{met}, after {best.runs[0].images_seen:,} training images of the "
                 f"{(paper.steps or 0) * (paper.batch_size or 0):,} that the paper's settings have."
             )
         yield "How far that is from what the budget aims at, about the best of the paper:"
@@ -174,13 +176,12 @@ class Report:
     def _convergence(self) -> Iterator[str]:
         yield "## Convergence"
         yield (
-            "Error during training (mean over seeds; the band is their range), against iterations, as in the paper, "
-            "and against seconds of training (median over seeds), evaluations not counted. It is the error on training "
-            "images held out for it (`validation` of the recipe), or on test images if there are none. Where there is "
-            "a diamond, it is the final error on all of these images, and the curve was taken on some of them "
-            "(`evaluation_images`), which may be easier or harder than the rest. Seconds are those of the runs by "
-            "one version of the code on one kind of processor, of which there are most. Where cells were trained side "
-            "by side they shared the machine, with whatever else ran there: their seconds cannot be compared closely."
+            "Error on held-out training images (`validation` of the recipe), or on test images if there are none; mean "
+            "over seeds, the band is their range. A diamond is the final error on all of these images, where the curve "
+            "was taken on some of them (`evaluation_images`). Seconds leave out evaluations. They are those of the "
+            "runs by the same code on the same processor, of which there are most; in the tables, their median for an "
+            "iteration times the iterations of all seeds. Other work ran beside them, so they cannot be compared "
+            "closely."
         )
         for benchmark, found in self.columns:
             figure = figures.convergence(benchmark, found)
@@ -359,14 +360,16 @@ def _value(value: object) -> str:
 
 
 def _reached(column: Column, timed: Column | None, error: float) -> str:
-    """The mean number of steps over seeds, if all of them got there, and the median time of those that are timed."""
+    """The mean number of steps over seeds, if all of them got there, and their time at the pace of the timed runs."""
     found = [figures.first_reached(curve, error) for curve in column.curves]
     reached = [place for place in found if place is not None]
     if len(reached) < len(found):
         return "–" if not reached else f"{len(reached)} of {len(found)} seeds"
     steps = statistics.fmean(step for step, _ in reached)
-    times = [place[1] for curve in (timed.curves if timed else ()) if (place := figures.first_reached(curve, error))]
-    return f"{steps:.0f} ({statistics.median(times):.0f} s)" if times else f"{steps:.0f}"
+    if timed is None:
+        return f"{steps:.0f}"
+    pace = statistics.median(run.train_seconds / run.steps for run in timed.runs)
+    return f"{steps:.0f} ({steps * pace:.0f} s)"
 
 
 def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
