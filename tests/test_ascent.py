@@ -615,3 +615,15 @@ def test_without_a_function_the_mean_is_that_of_torchs_processes(monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(3))  # as if the other had found twice as much
     (together,) = RoutingAscent(network).directions(network(poses), labels)
     torch.testing.assert_close(together, 1.5 * alone)
+
+
+def test_adam_goes_on_after_a_change_of_precision():
+    layer = CapsuleLayer(6, 3, 4, 2)
+    ascent = RoutingAscent(layer, rule="adam")
+    poses, labels = torch.randn(8, 6, 3), torch.arange(8) % 4
+    ascent.step(layer(poses), labels)
+    layer.double()
+    before = layer.routing.coefficients.detach().clone()
+    ascent.step(layer(poses.double()), labels)
+    assert layer.routing.coefficients.dtype == torch.float64
+    assert not torch.equal(layer.routing.coefficients, before)

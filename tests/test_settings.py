@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from torchcaps.errors import UserError
@@ -353,3 +354,10 @@ def test_a_task_that_cannot_be_is_refused(values, message):
     TaskConfig.from_mapping(task)
     with pytest.raises(SettingError, match=f"^{message}"):
         TaskConfig.from_mapping({**task, **values})
+
+
+def test_numbers_of_numpy_become_numbers_of_python():
+    """Which files can hold."""
+    outer = Outer(count=np.int64(4), rate=np.logspace(-2, 0, 3)[1], on=np.bool_(True), extra={"a": np.float32(0.5)})
+    assert outer == Outer(count=4, rate=0.1, on=True, extra={"a": 0.5})
+    assert [type(value) for value in (outer.count, outer.rate, outer.on, outer.extra["a"])] == [int, float, bool, float]

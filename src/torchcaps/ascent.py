@@ -96,7 +96,10 @@ class Penalty:
         return None
 
     def shrink(self, coefficients: Tensor, gamma: float, layer: int) -> None:
-        """Change the coefficients (I, J) of a layer, numbered from 0, in place after a step of size γ."""
+        """Change the coefficients (I, J) of a layer in place after a step of size γ.
+
+        ``layer`` is its number, from 0, in the order in which the network has its layers.
+        """
 
 
 def _check_size(name: str, value: Any) -> None:
@@ -163,8 +166,9 @@ class GroupPenalty(Penalty):
 
     Args:
         strength: λ.
-        types: how many types of capsules the first layer's inputs have; all capsules of a type are a group. Capsule
-            i is of type i modulo ``types``. Without it, and in layers above, each input capsule is a group.
+        types: how many types of capsules the inputs of the first layer that the network has are of; all capsules of a
+            type are a group. Capsule i is of type i modulo ``types``. Without it, and in other layers, each input
+            capsule is a group.
     """
 
     strength: float
@@ -302,7 +306,7 @@ class RoutingAscent(torch.optim.Optimizer):
 
     @property
     def coefficients(self) -> list[Tensor]:
-        """The coefficients (I, J) of every layer, from the first to the last."""
+        """The coefficients (I, J) of every layer, in the order in which the network has them."""
         coefficients: list[Tensor] = self.param_groups[0]["params"]
         return coefficients
 
@@ -417,6 +421,8 @@ def _adam_ascent(coefficients: Tensor, direction: Tensor, state: dict[str, Any],
         state["step"] = torch.zeros(())
         state["exp_avg"] = torch.zeros_like(coefficients)
         state["exp_avg_sq"] = torch.zeros_like(coefficients)
+    for name in ("exp_avg", "exp_avg_sq"):
+        state[name] = state[name].to(coefficients)  # which may have moved to another device or data type
     adam(
         [coefficients],
         [direction],

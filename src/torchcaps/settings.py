@@ -164,13 +164,14 @@ def converted(name: str, hint: Any, value: Any) -> Any:
     inner = _without_none(hint)
     if value is None and inner is not hint:
         return None
+    value = _of_python(value)
     origin = typing.get_origin(inner)
     if origin is tuple:
         return _converted_tuple(name, inner, value)
     if origin is dict:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise SettingError(name, f"must be names with values, not {shown(value)}")
-        return dict(value)
+        return {key: _of_python(entry) for key, entry in value.items()}
     if inner is Any or (isinstance(value, inner) and not (isinstance(value, bool) and inner is not bool)):
         checked = value
     elif inner is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
@@ -182,6 +183,11 @@ def converted(name: str, hint: Any, value: Any) -> Any:
     if isinstance(checked, int) and not isinstance(checked, bool) and abs(checked) >= 2**63:
         raise SettingError(name, "is too large a number")
     return checked
+
+
+def _of_python(value: Any) -> Any:
+    """A single number or text of numpy as one of Python, which files can hold."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def _converted_tuple(name: str, hint: Any, value: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import torchcaps
 from commands import TINY_FLAGS
 from torchcaps.cli.main import COMMANDS, main
 from torchcaps.data import load as load_data
+from torchcaps.training.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +188,37 @@ def test_bad_options_are_refused_and_nothing_is_written(arguments, message, caps
 
 def test_a_resumed_run_keeps_its_options(run_folder, capsys):
     assert "keeps its settings" in refused(capsys, "train", "--resume", run_folder, "--seed", "3")
+
+
+def test_a_runs_routing_is_not_changed_afterwards(run_folder, capsys):
+    assert "leave out --routing" in refused(capsys, "train", "--resume", run_folder, "--routing", "dynamic")
+    assert "A run knows its routing" in refused(capsys, "evaluate", run_folder, "--routing", "dynamic")
+
+
+def test_a_run_among_the_images_is_refused(tmp_path, capsys, monkeypatch):
+    """The next one would take its pictures for a class."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.new("L", (20, 20), 50 * number).save(tmp_path / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    assert "would be taken for images of folder:." in refused(capsys, "train", "--data", "folder:.", *TINY_FLAGS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cat", "dog"]
+
+
+def test_a_run_that_is_not_finished_says_how_to_finish_it(run_folder, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    shutil.copy(run_folder / "config.yaml", tmp_path / "run")
+    assert f"--resume {tmp_path / 'run'}" in refused(capsys, "evaluate", tmp_path / "run")
+
+
+def test_a_run_that_is_made_longer_says_how_to_finish_it(run_folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(run_folder, run)
+    folder = RunFolder.open(run)
+    config = folder.config()
+    folder.extend(config.replace(run=config.run.replace(steps=200, epochs=None)))
+    assert f"To finish that: torchcaps train --resume {run}" in refused(capsys, "evaluate", run)
 
 
 def test_a_finished_run_is_not_made_shorter(run_folder, capsys):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from torchcaps.data.files import shown
 from torchcaps.data.images import IMAGE_ENDINGS
-from torchcaps.data.listing import Listing, list_folder, list_table
+from torchcaps.data.listing import Listing, is_listed, list_folder, list_table
 from torchcaps.errors import UserError
 
 
@@ -224,6 +224,26 @@ class TestTable:
         with pytest.raises(UserError, match=problem):
             list_table(write(text))
 
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("path,label\n0.png,cat,dog\n1.png,dog\n", "line 2 has more cells than the first line"),
+            ("path;label\n0.png;cat\n1.png;dog;cat\n", "line 3 has more cells than the first line"),
+            ("path,label,label\n0.png,cat,dog\n", "has the column label more than once"),
+            ("path,label\n0.png,cat\n1.png,dog\n0.png,dog\n", "line 4 says something else of 0.png"),
+            ("path,label,split\n0.png,cat,train\n1.png,dog,train\n0.png,cat,test\n", "line 4 says something else"),
+        ],
+    )
+    def test_that_would_lose_labels_is_refused(self, write: Write, text: str, problem: str) -> None:
+        with pytest.raises(UserError, match=problem):
+            list_table(write(text))
+
+    def test_cells_in_quotes_may_hold_what_separates_cells(self, write: Write) -> None:
+        text = '"id, no", path, label\n1, 0.png, "cat, small"\n2, 1.png, "cat, big"\n3, 1.png, "cat, big",\n'
+        listing = list_table(write(text))
+        assert listing.classes == ("cat, big", "cat, small")
+        assert found(listing) == [("0.png", (1,)), ("1.png", (0,)), ("1.png", (0,))]
+
     def test_names_that_are_not_utf_8(self, write: Write) -> None:
         listing = list_table(write("path,label\ncaf\udce9.png,\udcff\n1.png,b\n"))
         assert os.fsencode(listing.splits["train"][0].path.name) == b"caf\xe9.png"
@@ -255,3 +275,14 @@ class TestTable:
             )
             with contextlib.suppress(UserError):
                 assert list_table(write(text)).splits["train"]
+
+
+def test_which_places_are_listed(tmp_path: Path) -> None:
+    classes = make(tmp_path / "classes", "cat/0.png")
+    divided = make(tmp_path / "divided", "train/cat/0.png", "test/0.png")
+    assert is_listed(classes, classes / "runs" / "new")
+    assert not is_listed(classes, classes / ".runs" / "new")
+    assert not is_listed(classes, tmp_path / "runs")
+    assert not is_listed(classes, tmp_path / "classes-2")
+    assert is_listed(divided, divided / "train" / "new")
+    assert not is_listed(divided, divided / "runs")

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from torchcaps.errors import UserError
 from torchcaps.functional import squash
@@ -70,3 +71,40 @@ def test_the_smallest_image_is_what_the_error_says(kernel, padding, smallest):
     if smallest > 1:
         with pytest.raises(UserError, match=f"smallest size is {smallest}x{smallest}"):
             ImageCapsules((1, smallest, smallest - 1), 2, 1, 2, kernel=kernel, padding=padding)
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_convolution_with_hooks_is_called(name):
+    """Or pruning, weight norm and whoever watches it would do nothing."""
+    front = ImageCapsules((1, 28, 28), 8, types=2, size=4, negative_slope=0.2)
+    images = torch.rand(2, 1, 28, 28)
+    plain = front(images).poses
+    seen: list[torch.Tensor] = []
+    hook = getattr(front, name).register_forward_hook(lambda module, inputs, output: seen.append(output))
+    torch.testing.assert_close(front(images).poses, plain, rtol=1e-3, atol=1e-5)
+    assert len(seen) == 1
+    hook.remove()
+    assert torch.equal(front(images).poses, plain)
+
+
+def test_a_pruned_convolution_stays_pruned_while_it_is_trained():
+    front = ImageCapsules((1, 28, 28), 8, types=2, size=4)
+    prune.l1_unstructured(front.second, "weight", 0.5)
+    optimizer = torch.optim.SGD(front.parameters(), lr=1.0)
+    before = front.second.weight_orig.detach().clone()
+    for _ in range(2):
+        front(torch.rand(2, 1, 28, 28)).poses.square().sum().backward()
+        optimizer.step()
+    front(torch.rand(2, 1, 28, 28))
+    assert not torch.equal(front.second.weight_orig, before)
+    assert int((front.second.weight == 0).sum()) == front.second.weight.numel() // 2
+
+
+def test_a_strided_convolution_with_hooks_is_called():
+    primary = PrimaryCapsules(3, types=4, size=5, kernel=3)
+    features = torch.randn(2, 3, 9, 7)
+    plain = primary(features).poses
+    primary.conv.register_forward_hook(lambda module, inputs, output: 2 * output)
+    expected = squash(2 * F.conv2d(features, primary.conv.weight, primary.conv.bias, stride=2)[:, :5, 0, 0])
+    torch.testing.assert_close(primary(features).poses[:, 0], expected)
+    assert not torch.allclose(primary(features).poses, plain)

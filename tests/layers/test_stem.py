@@ -81,3 +81,32 @@ def test_a_place_is_shown_where_its_field_is():
         pixels = torch.arange(64) + 0.5
         centre = float((spread.sum(1) * pixels).sum()), float((spread.sum(0) * pixels).sum())
         assert centre == pytest.approx((top + side / 2, left + side / 2), abs=3)
+
+
+class ByHand(nn.Module):
+    """A stem without modules inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = nn.Parameter(torch.randn(8, 3, 3, 3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(images, self.kernels, stride=4)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["by hand", "traced", "scripted"])
+def test_a_stem_whose_parts_cannot_be_counted(kind):
+    makers = {
+        "by hand": ByHand,
+        "traced": lambda: torch.jit.trace(backbone(), torch.rand(1, 3, 48, 48)),
+        "scripted": lambda: torch.jit.script(backbone()),
+    }
+    network = CapsuleNetwork((3, 48, 48), 2, backbone=makers[kind](), primary_capsules=2, reconstruction=False)
+    assert network.front.numbers_per_image() >= 2 * 3 * 48 * 48
+    assert network(torch.rand(2, 3, 48, 48)).capsules.activations.shape == (2, 2)
+
+
+def test_a_backbone_for_other_images_is_told():
+    with pytest.raises(SettingError, match=r"does not take images of 1x48x48 \(channels first\): .*3 channels"):
+        CapsuleNetwork((1, 48, 48), 2, backbone=backbone())

@@ -221,3 +221,12 @@ def test_the_same_seed_builds_the_same_network(name):
         torch.manual_seed(5)
         states.append(dict(CapsuleNetwork((1, 20, 20), 5, ROUTINGS[name](), **SMALL).state_dict()))
     torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_what_is_predicted_can_be_learned():
+    teacher, student = (CapsuleNetwork((1, 20, 20), 3, conv_channels=4, primary_capsules=2) for _ in range(2))
+    images = torch.rand(2, 1, 20, 20)
+    lengths = teacher.predict(images).lengths
+    assert not lengths.requires_grad
+    torch.nn.functional.mse_loss(student(images).capsules.activations, lengths).backward()
+    assert student.front.first.weight.grad.abs().sum() > 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps import CapsuleNetwork, DynamicRouting, L1Routing, UniformRouting, create_model, list_models, load
 from torchcaps.atomic import DamagedFile
@@ -325,3 +325,83 @@ def test_deep_nesting_is_refused(tmp_path, depth, where):
     with pytest.raises(UserError) as caught:
         load(tmp_path / "network")
     assert len(str(caught.value)) < 1000
+
+
+class Counting(Routing):
+    """Reads numbers when it is made, which tensors without memory do not have."""
+
+    def connect(self, inputs: int, outputs: int, output_size: int) -> None:
+        self.rates = torch.linspace(1, 2, outputs).tolist()
+
+    def forward(self, votes: Votes, activations: Tensor) -> Capsules:
+        return capsules_from_totals(votes.combine(1.0) * torch.tensor(self.rates)[:, None])
+
+
+class Reading(nn.Module):
+    """A backbone that does so, too, and has a tensor of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.convolution = nn.Conv2d(1, 6, 5, stride=4)
+        self.register_buffer("mask", torch.ones(1, 6, 1, 1, dtype=torch.int8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.convolution(images).relu()
+        return maps / (1 + float(maps.detach().abs().max())) * self.mask * torch.ones(1)
+
+
+def test_a_routing_that_reads_numbers_is_loaded(tmp_path):
+    network = CapsuleNetwork((1, 20, 20), 3, Counting(), **SMALL["CapsuleNetwork"])
+    network.save(tmp_path / "network")
+    assert_same(load(tmp_path / "network", routing=Counting), network)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_backbone_that_reads_numbers_is_loaded(tmp_path, precision):
+    network = CapsuleNetwork((1, 20, 20), 3, backbone=Reading(), primary_capsules=2, reconstruction=False)
+    network.save(tmp_path / "network", precision=precision)
+    loaded = load(tmp_path / "network", backbone=Reading)
+    assert loaded.front.stem.mask.dtype == torch.int8
+    if precision == "float32":
+        assert_same(loaded, network)
+
+
+def test_a_backbone_that_is_given_is_copied(tmp_path):
+    """Or the second network loaded with it would change the first."""
+    stem = Reading()
+    before = stem.convolution.weight.clone()
+    CapsuleNetwork((1, 20, 20), 3, backbone=Reading(), primary_capsules=2).save(tmp_path / "network")
+    assert load(tmp_path / "network", backbone=stem).front.stem is not stem
+    assert torch.equal(stem.convolution.weight, before)
+
+
+def test_a_file_asks_for_no_more_memory_than_it_has_tensors_even_with_a_routing_of_ones_own(tmp_path):
+    made: list[int] = []
+
+    class Watching(Counting):
+        def connect(self, inputs: int, outputs: int, output_size: int) -> None:
+            made.append(outputs)
+
+    network = CapsuleNetwork((1, 20, 20), 3, Watching(), reconstruction=False, **SMALL["CapsuleNetwork"])
+    made.clear()
+    description = network.description()
+    description["model"]["class_size"] = 4096
+    write_tensors(tmp_path / "network", network.state_dict(), {"network": description})
+    with pytest.raises(DamagedFile, match="do not fit"):
+        load(tmp_path / "network", routing=Watching)
+    assert not made
+
+
+def test_what_is_no_tensor_is_not_stored(tmp_path):
+    class Remembering(nn.Conv2d):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            pass
+
+    network = CapsuleNetwork((1, 20, 20), 3, backbone=Remembering(1, 4, 5, 4), primary_capsules=2)
+    with pytest.raises(UserError, match="_extra_state of this network is a dict: only tensors can be stored"):
+        network.save(tmp_path / "network")
+    assert not (tmp_path / "network").exists()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.ops import compiled, conv_pair, transform_kernel
-from torchcaps.ops.conv_pair import bilinear_conv_pair
+from torchcaps.ops.conv_pair import TransformedKernel, bilinear_conv_pair
 from torchcaps.ops.plan import ConvolutionShape, pays, supported
 
 # (batch, image channels, rows, cols, hidden channels, outputs, first kernel, second kernel, stride)
@@ -395,3 +395,11 @@ def test_gradients_do_not_hang_on_how_saved_tensors_are_kept(keep):
         return torch.autograd.grad(total, weight2)[0]
 
     assert torch.equal(gradient(keep), gradient(lambda tensor: tensor))
+
+
+def test_a_kernel_transformed_by_compiled_code_serves_where_there_is_none(monkeypatch) -> None:
+    images, *parameters = problem(SHAPES[0])
+    kernel = TransformedKernel((6, 6), (), compiled=True)
+    expected = reference_pair(images, *parameters, stride=2)
+    monkeypatch.setattr(compiled, "native", lambda *module: None)
+    torch.testing.assert_close(conv_pair(images, *parameters, stride=2, kernel=kernel), expected)

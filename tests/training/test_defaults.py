@@ -296,3 +296,18 @@ def test_the_front_and_the_decoder_follow_the_images_and_the_classes(shape, clas
     config = CapsNetConfig().resolved(task)
     assert (config.stem, config.reconstruction) == (stem, decoder)
     assert CapsNetConfig(reconstruction=not decoder).resolved(task).reconstruction is not decoder
+
+
+def test_a_state_chosen_by_some_images_is_judged_by_all(tmp_path):
+    data = data_of(90, validation=30)
+    path = fit(config_of(out=str(tmp_path / "run"), steps=6, evaluate_every=2, evaluation_images=4, **SMALL), data=data)
+    held_out = data.validation.fetch(torch.arange(30))
+    wrong = (load(path).predict(held_out.on("cpu").images).labels != held_out.labels).double().mean()
+    assert RunResult.read(RunFolder(path).result).validation_error_percent == pytest.approx(100 * float(wrong))
+
+
+def test_labels_in_a_column_are_labels():
+    images, labels = shapes(30)
+    data = DataSet.from_arrays(images, labels[:, None], images, labels[:, None])
+    assert data.classes == ("0", "1", "2")
+    assert data.train.labels_per_image == 1

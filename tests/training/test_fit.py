@@ -212,6 +212,37 @@ def test_two_processes_resume_where_they_stopped(torchcaps, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == steps + 2
 
 
+BACKBONE = """
+import os
+import torch
+from torch import nn
+
+
+class Apart(nn.Conv2d):
+    def __init__(self):
+        super().__init__(1, 8, 5, stride=4)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, images):
+        if self.training:  # as running means do, it comes out differently in each process
+            self.scale.fill_(1 - int(os.environ.get("LOCAL_RANK", 0)))
+        return super().forward(images) * self.scale
+"""
+
+
+def test_two_processes_judge_the_network_that_is_saved(torchcaps, tmp_path):
+    """Each of them has running means of its own until its next step, and those of the first are saved."""
+    (tmp_path / "own.py").write_text(BACKBONE)
+    flags = ["--backbone", "own:Apart", "--threads", 1]
+    more = ["--data", "multi-digits", "--test-images", 1200, "--steps", 15, "--batch-size", 32]  # a batch for each
+    more += ["--primary-capsules", 4, "--no-pictures", "--no-reconstruction"]
+    done = torchcaps("train", *flags, *more, "--devices", 2, "--accelerator", "cpu", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    expected = json.loads((tmp_path / "run" / "result.json").read_text())["test_error_percent"]
+    evaluated = torchcaps("evaluate", "run", "--json", *flags)
+    assert json.loads(evaluated.stdout)["error_percent"] == pytest.approx(expected)
+
+
 def test_low_precision_and_no_reconstruction(torchcaps, tmp_path):
     flags = [*TINY_FLAGS, "--pictures", "--steps", 4, "--precision", "bf16-mixed", "--no-reconstruction"]
     finished = torchcaps("train", *flags, "--routing", "dynamic", "--out", "run")

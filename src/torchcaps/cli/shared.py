@@ -136,6 +136,8 @@ def open_run(folder: Path, arguments: argparse.Namespace) -> TrainedRun:
     from torchcaps.ops import keep_memory
     from torchcaps.trained.run import TrainedRun
 
+    if arguments.routing is not None and ":" not in arguments.routing:
+        raise UserError("A run knows its routing: --routing only names the code of one of your own, module:Class.")
     keep_memory()
     return TrainedRun(
         folder,

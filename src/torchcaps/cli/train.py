@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LONGER = ("run.epochs", "run.steps")
 """Settings with which a run can be made longer when it is resumed."""
 OWN = ("routing.name", "model.backbone")
-"""On resuming, these only say that the run's own code may be imported."""
+"""On resuming, these only say that the run's own code may be imported: they must be the run's."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -64,21 +64,22 @@ def _resumed(arguments: argparse.Namespace, given: dict[str, dict[str, Any]]) ->
     from torchcaps.training.folder import RunFolder
     from torchcaps.training.host import is_first_process
 
-    names = [f"{section}.{name}" for section, values in given.items() for name in values]
     changeable = [name for name in (*EXECUTION, *LONGER) if name != "run.out"]
-    stray = [option_of(name) for name in names if name not in (*changeable, *OWN)]
+    folder = RunFolder.open(arguments.resume)
+    config = folder.config()
+    kept = {name: config.determining().get(name) for name in OWN}
+    named = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
+    stray = [option_of(name) for name, value in named.items() if name not in changeable and kept.get(name) != value]
     if stray or arguments.recipe:
         allowed = ", ".join(map(option_of, changeable))
         raise UserError(
             f"A resumed run keeps its settings: leave out {', '.join(stray) or '--recipe'}. "
             f"Only {allowed} may be given with --resume."
         )
-    folder = RunFolder.open(arguments.resume)
     if (folder.path / PRUNING).exists():
         raise UserError(f"{folder.path} holds a pruned network, not a run that could be resumed.")
     longer = {name: value for name, value in given.get("run", {}).items() if f"run.{name}" in LONGER}
     if longer and is_first_process():
-        config = folder.config()
         with folder.claimed():
             folder.extend(TrainingConfig.from_mapping(merged(config.to_mapping(), {"run": longer})))
     return folder

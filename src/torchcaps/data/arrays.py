@@ -37,7 +37,7 @@ def to_pixels(setting: str, images: Any) -> Tensor:
 
 def to_labels(train: Any, test: Any, classes: Sequence[str] | None) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """The names of the classes, and the labels for training and testing: (N,) int64, or (N, J) bool."""
-    arrays = {"train_labels": _array("train_labels", train), "test_labels": _array("test_labels", test)}
+    arrays = {"train_labels": _labels("train_labels", train), "test_labels": _labels("test_labels", test)}
     if arrays["train_labels"].ndim != arrays["test_labels"].ndim:
         raise SettingError("test_labels", "must have as many axes as the training labels")
     if classes is None:
@@ -57,6 +57,12 @@ def _array(setting: str, values: Any) -> NDArray[Any]:
     if array.dtype.kind not in "biufU":
         raise SettingError(setting, f"must be an array of numbers or texts, not {array.dtype}")
     return array
+
+
+def _labels(setting: str, values: Any) -> NDArray[Any]:
+    """The labels as an array; a column of numbers, as some libraries have them, is as good as a row."""
+    array = _array(setting, values)
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
 def _class_names(labels: NDArray[Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchcaps.data.files import BadFile, read_bytes, shown
 from torchcaps.data.images import IMAGE_ENDINGS
@@ -72,6 +73,16 @@ def list_folder(root: Path) -> Listing:
         if not splits[split]:
             raise UserError(f"{shown(folder)} has no images: add some, or remove the folder")
     return scan.listing(root, classes, resolved(splits))
+
+
+def is_listed(root: Path, place: Path) -> bool:
+    """Whether images in some place would be taken for images of the folder ``root``."""
+    root, place = root.resolve(), place.resolve()
+    if root not in place.parents:
+        return False
+    parts = place.relative_to(root).parts
+    divided = _split_folders(_Scan().subfolders(root))
+    return not any(map(_clutter, parts)) and (not divided or parts[0] in {folder.name for folder in divided.values()})
 
 
 def resolved(splits: Mapping[str, list[Picture]]) -> dict[str, list[Picture]]:
@@ -205,12 +216,12 @@ def list_table(path: Path) -> Listing:
 
     Its first line names the columns: ``path`` and ``label``, and perhaps ``split``, whose values are train, val or
     test. Commas, semicolons or tabs separate them. Paths are relative to the file. Several labels of an image are
-    separated by ``|`` or ``;``, and make all of it a multi-label set.
+    separated by ``|`` or ``;`` in one cell, and make all of it a multi-label set.
     """
     text = bytes(read_bytes(path, MAX_TABLE_BYTES)).decode("utf-8-sig", errors="surrogateescape")
     rows, problems = _table_rows(path, text)
     if problems:
-        raise UserError("\n  ".join([f"{shown(path)} has lines that say too little:", *listed(problems)]))
+        raise UserError("\n  ".join([f"{shown(path)} has lines that cannot be used:", *listed(problems)]))
     if not rows:
         raise UserError(f"{shown(path)} names no images: add a line with path and label for each")
     classes = tuple(sorted({label for row in rows for label in row.labels}))
@@ -237,7 +248,8 @@ def _table_rows(path: Path, text: str) -> tuple[list[_Row], list[str]]:
     header, delimiter = _header(path, text)
     rows: list[_Row] = []
     problems: list[str] = []
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    known: dict[str, _Row] = {}
+    reader = _reader(text, delimiter)
     try:
         next(reader)
         for cells in reader:
@@ -246,14 +258,29 @@ def _table_rows(path: Path, text: str) -> tuple[list[_Row], list[str]]:
             values = {name: cell.strip() for name, cell in zip(header, cells)}
             labels = tuple(dict.fromkeys(filter(None, map(str.strip, re.split(r"[|;]", values.get("label", ""))))))
             split = SPLITS.get((values.get("split") or "train").casefold())
-            if not values.get("path") or not labels or split is None:
+            if any(cell.strip() for cell in cells[len(header) :]):
+                problems.append(
+                    f"line {reader.line_num} has more cells than the first line: put several labels into one, "
+                    "separated by |, and what has a comma into quotes"
+                )
+            elif not values.get("path") or not labels or split is None:
                 lacking = "path" if not values.get("path") else "label" if not labels else "split (train, val or test)"
                 problems.append(f"line {reader.line_num} has no {lacking}")
             else:
-                rows.append(_Row(values["path"], labels, split))
+                row = _Row(values["path"], labels, split)
+                if known.setdefault(row.path, row) != row:
+                    problems.append(
+                        f"line {reader.line_num} says something else of {shown(row.path)} than a line before: put all "
+                        "labels of an image into one cell, separated by |"
+                    )
+                rows.append(row)
     except csv.Error as error:
         raise UserError(f"{shown(path)} is not a CSV file: line {reader.line_num}: {error}") from error
     return rows, problems
+
+
+def _reader(text: str, delimiter: str) -> Any:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
 
 
 def _header(path: Path, text: str) -> tuple[list[str], str]:
@@ -261,9 +288,12 @@ def _header(path: Path, text: str) -> tuple[list[str], str]:
     first = re.match(r"[^\r\n]{0,10000}", text)
     assert first is not None
     for delimiter in _DELIMITERS:
-        header = [cell.strip(" \"'").casefold() for cell in first[0].split(delimiter)]
-        if {"path", "label"} <= set(header):
-            return header, delimiter
+        with contextlib.suppress(csv.Error, StopIteration):
+            header = [cell.strip(" \"'").casefold() for cell in next(_reader(first[0], delimiter))]
+            if twice := [name for name in ("path", "label", "split") if header.count(name) > 1]:
+                raise UserError(f"{shown(path)} has the column {twice[0]} more than once")
+            if {"path", "label"} <= set(header):
+                return header, delimiter
     raise UserError(
         f"{shown(path)} must begin with a line that names its columns: path and label, and perhaps split, "
         f"separated by commas, semicolons or tabs; it begins with '{shown(first[0][:60])}'"

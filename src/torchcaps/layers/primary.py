@@ -21,6 +21,12 @@ def _group(places: Tensor, size: int) -> Capsules:
     return squashed_capsules(places.reshape(B, H * W * channels // size, size))
 
 
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether somebody wants to see, or change, what happens when the module is called, as torch's pruning does."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks)
+
+
 class PrimaryCapsules(nn.Module):
     """A strided convolution whose channels, at each place of the map, are grouped into capsules.
 
@@ -47,7 +53,10 @@ class PrimaryCapsules(nn.Module):
 
     def forward(self, features: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
-        maps = strided_conv2d(features, self.conv.weight, self.conv.bias, stride=self.stride)
+        if _is_hooked(self.conv):
+            maps: Tensor = self.conv(features)
+        else:
+            maps = strided_conv2d(features, self.conv.weight, self.conv.bias, stride=self.stride)
         # Channels last before grouping, or a capsule would be made of neighbouring places of one channel.
         return _group(maps.permute(0, 2, 3, 1), self.size)
 
@@ -133,6 +142,9 @@ class ImageCapsules(nn.Module):
 
     def forward(self, images: Tensor) -> Capsules:
         """(B, C, H, W) -> capsules (B, H' * W' * types, size)."""
+        if _is_hooked(self.first) or _is_hooked(self.second):
+            maps: Tensor = self.second(F.leaky_relu(self.first(images), self.negative_slope))
+            return _group(maps.permute(0, 2, 3, 1), self.size)
         places = conv_pair(
             images,
             self.first.weight,

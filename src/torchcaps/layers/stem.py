@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Self
 
@@ -118,11 +119,12 @@ class StemCapsules(nn.Module):
             nonlocal counted
             counted += output.numel() if isinstance(output, Tensor) else 0
 
-        hooks = [module.register_forward_hook(count) for module in self.stem.modules() if not [*module.children()]]
-        _map_of(self.stem, self.image_shape)
+        leaves = [module for module in self.stem.modules() if not [*module.children()]]
+        hooks = [leaf.register_forward_hook(count) for leaf in leaves if not isinstance(leaf, torch.jit.ScriptModule)]
+        features = _map_of(self.stem, self.image_shape)
         for hook in hooks:
             hook.remove()
-        return 2 * counted
+        return 2 * max(counted, math.prod(self.image_shape), math.prod(features))
 
     def over_pixels(self, maps: Tensor) -> Tensor:
         """Spread numbers of the map's places smoothly over the image: (N, h, w) -> (N, H, W), the same sums."""
@@ -151,9 +153,14 @@ def _shares(places: int, pixels: int, kernel: int) -> Tensor:
 @torch.no_grad()
 def _map_of(stem: nn.Module, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """(channels, h, w) of the feature maps that a stem makes of one image."""
-    like = next(stem.parameters(), torch.empty(0))
-    with evaluating(stem):
-        features = stem(torch.zeros(1, *image_shape, device=like.device, dtype=like.dtype))
+    like = next(stem.parameters(), torch.empty(0, device="cpu"))
+    with torch.device(like.device), evaluating(stem):
+        try:
+            features = stem(torch.zeros(1, *image_shape, device=like.device, dtype=like.dtype))
+        except Exception as error:  # whatever it does with images that it was not made for
+            reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+            by = "x".join(map(str, image_shape))
+            raise SettingError("backbone", f"does not take images of {by} (channels first): {reason}") from error
     if not isinstance(features, Tensor) or features.ndim != 4:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise SettingError("backbone", f"must give feature maps (B, channels, h, w), not {shape}")

@@ -181,7 +181,7 @@ class Network(nn.Module, ABC):
         """
         return prepared(images, self.task).to(self.mean)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: lengths may be what another network learns
     def predict(self, images: Tensor) -> Prediction:
         """Classify images (B, C, H, W) in [0, 1], a few at a time, in evaluation mode."""
         with evaluating(self):

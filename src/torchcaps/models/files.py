@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.atomic import DamagedFile
 from torchcaps.errors import UserError
-from torchcaps.models.backbones import maker
+from torchcaps.models.backbones import make_backbone, maker
 from torchcaps.models.base import Network
 from torchcaps.models.config import ModelConfig, Own, TaskConfig
 from torchcaps.models.packing import unpack
@@ -49,7 +50,7 @@ def load(
         path: a run folder, or a file that :meth:`Network.save` wrote.
         routing: the class of a routing of your own that the network was trained with. What a file names is never
             imported.
-        backbone: a backbone of your own, or what makes one, if it has one.
+        backbone: a backbone of your own, or what makes one, if it has one. A module is copied.
         device: where to put it.
 
     Returns:
@@ -77,6 +78,8 @@ def load(
         raise DamagedFile(f"{file} is damaged: {error}.") from None
     if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise DamagedFile(f"{file} holds numbers that are not finite, in {bad[0]!a}.")
+    if isinstance(backbone, nn.Module):
+        backbone = copy.deepcopy(backbone)  # whose weights may be in use elsewhere
     network = _described(file, state, tensors, Own(routing, maker(backbone)))
     network.load_state_dict(tensors)
     return network.to(device).eval()
@@ -111,26 +114,36 @@ def pretrained(name: str = "mnist", *, device: torch.device | str = "cpu") -> Ne
 
 
 def _described(file: Path, state: dict[str, Any], tensors: dict[str, Tensor], own: Own) -> Network:
-    """The network that a file describes, built only if its tensors are those of the file."""
+    """The network that a file describes, built only if its tensors are those of the file.
+
+    First without memory and without its routing, so that no file asks for more than it holds. Code of the user's own
+    never runs without memory, where numbers cannot be read.
+    """
     if "network" not in state:
         raise DamagedFile(f"{file} holds no network.")
     try:
         description = Description.from_mapping(state["network"])
     except SettingError as error:
         raise DamagedFile(f"{file} describes no network of this version of torchcaps: {error}.") from error
+    stored = _forms(tensors)
+    if own.backbone is not None:
+        own = own._replace(backbone=maker(make_backbone(own.backbone)))
     try:
         with torch.device("meta"):  # shapes without memory
-            expected = {name: _form(tensor) for name, tensor in description.build(own).state_dict().items()}
+            without_routing = description.replace(routing=RoutingConfig(name="uniform")).build(own)
+        expected = _forms(without_routing.state_dict())
+        if expected.items() <= stored.items():
+            network = description.build(own)
+            expected = _forms(network.state_dict())
+            if expected == stored:
+                return network
     except UserError:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFile(f"{file} describes a network that cannot be built: {error}.") from error
-    stored = {name: _form(tensor) for name, tensor in tensors.items()}
-    if expected != stored:
-        wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
-        raise DamagedFile(f"{file} describes another network than it holds: {', '.join(wrong[:5])} do not fit.")
-    return description.build(own)
+    wrong = sorted(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
+    raise DamagedFile(f"{file} describes another network than it holds: {', '.join(wrong[:5])} do not fit.")
 
 
-def _form(tensor: Tensor) -> tuple[torch.Size, bool]:
-    return tensor.shape, tensor.is_floating_point()
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
+    return {name: (tensor.shape, tensor.is_floating_point()) for name, tensor in tensors.items()}

@@ -36,6 +36,8 @@ def pack(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
     check_precision(precision)
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{name} of this network is a {type(tensor).__name__}: only tensors can be stored.")
         if not tensor.isfinite().all():  # nothing is stored that could not be loaded
             raise UserError("This network has weights that are not finite: they are not worth storing. Train it anew.")
         if not tensor.is_floating_point():  # what a backbone counts
@@ -57,14 +59,15 @@ def pack(state: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
 def unpack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state that :func:`pack` was given, as far as the bits go; ``ValueError`` if the tensors are not its work."""
     state: dict[str, Tensor] = {}
-    scales = {name + SCALE for name, values in tensors.items() if values.dtype == torch.int8}
+    packed = {name for name, values in tensors.items() if values.dtype == torch.int8 and name + SCALE in tensors}
+    scales = {name + SCALE for name in packed}
     for name, values in tensors.items():
         if name in scales:
             continue
-        if values.dtype == torch.int8:
-            scale = tensors.get(name + SCALE)
+        if name in packed:
+            scale = tensors[name + SCALE]
             rows = (*values.shape[:1], *[1] * (values.ndim - 1))
-            if scale is None or values.ndim < 2 or scale.dtype != torch.float32 or tuple(scale.shape) != rows:
+            if values.ndim < 2 or scale.dtype != torch.float32 or tuple(scale.shape) != rows:
                 raise ValueError(f"{name} has no scales that fit")
             values = values.to(torch.float32) * scale
         if values.is_floating_point():

@@ -73,6 +73,8 @@ def conv_pair(
     torch.Size([2, 6, 6, 32])
     """
     tensors = (images, weight1, bias1, weight2, bias2)
+    if kernel and kernel.compiled and compiled.native() is None:
+        kernel = None  # transformed where there was numba
     if runs_eagerly_on_cpu(*tensors) and _fits(images, weight1, weight2) and negative_slope >= 0:
         shape = pair_shape(images, weight1, weight2, stride, padding)
         if supported(shape) if kernel else pays(shape):

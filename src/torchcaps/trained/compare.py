@@ -32,7 +32,8 @@ class RunSummary:
         if self.result is None:
             evaluated = [row["evaluation_error"] for row in self.metrics if row["evaluation_error"] is not None]
             last = f"{evaluated[-1]:.2f} % so far" if evaluated else "not yet"
-            return (self.name, last, "", "", "", "", "")
+            held_out = self.settings["data.validation"] or self.settings["run.keep"] == "best"
+            return (self.name, "", last, "", "", "", "") if held_out else (self.name, last, "", "", "", "", "")
         result = self.result
         validation = result.validation_error_percent
         return (
@@ -75,7 +76,7 @@ def write_page(summaries: Sequence[RunSummary], folder: Path) -> None:
         raise UserError("There is nothing to compare.")
     folder.mkdir(parents=True, exist_ok=True)
     picture = png(compared_curves({summary.name: summary.metrics for summary in summaries}))
-    write_atomically(folder / "curves.png", picture)
+    write_atomically(folder / "compared.png", picture)
     source = base64.b64encode(picture).decode()
     settings = [[name, *row] for name, row in differing_settings(summaries).items()]
     parts = [

@@ -81,13 +81,16 @@ class TrainedRun:
         torch.set_num_threads(threads or default_threads())
         self.fabric = make_fabric(RunConfig(accelerator=accelerator))
         own = own or Own()
-        self.network = load(self.folder.network, routing=own.routing, backbone=own.backbone, device=self.fabric.device)
+        self.network = load(path, routing=own.routing, backbone=own.backbone, device=self.fabric.device)
 
     def config(self, *, data: str | None = None, data_folder: str | None = None) -> TrainingConfig:
         """The run's settings, with all training images used for training, and possibly other data."""
         config = self.folder.config()
         stored = trained_with(self.folder.network)
         if stored is not None and (differing := changes(stored, config.determining())):
+            if not self.folder.result.exists() and self.folder.checkpoints.paths():
+                again = f"torchcaps train --resume {self.folder.path}"
+                raise UserError(f"{self.folder.path} is being trained for longer. To finish that: {again}")
             raise UserError(f"config.yaml is not the one this network was trained with ({differing}).")
         name = config.data.name if data is None else data
         changed: dict[str, object] = {"name": name, "validation": 0}

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from torchcaps.atomic import DamagedFile
 from torchcaps.data.datasets import DataSet
+from torchcaps.data.files import shown
+from torchcaps.data.listing import is_listed
 from torchcaps.data.report import short, table
 from torchcaps.data.splits import Split
 from torchcaps.errors import UserError
@@ -27,6 +29,7 @@ from torchcaps.models.base import Network
 from torchcaps.models.config import Own
 from torchcaps.models.files import load
 from torchcaps.process import signals_to
+from torchcaps.settings import SettingError
 from torchcaps.training.algorithm import STATISTICS, AlternatingTrainer, within
 from torchcaps.training.config import TrainingConfig
 from torchcaps.training.environment import local_processes, make_fabric, peak_memory_mb, processor_name
@@ -104,6 +107,7 @@ def fit(
                 stack.enter_context(folder.claimed())
                 folder.set_aside_damage(lambda line: say(console, line))
             else:
+                _check_place(path, config.data.name)
                 folder = stack.enter_context(RunFolder.created(path, plan.config))
             if folder.result.exists():
                 return folder.path  # whoever had claimed it before has finished it
@@ -111,6 +115,13 @@ def fit(
         fabric.launch()
         folder = RunFolder(fabric.broadcast(path))
         return _Run(fabric, plan, network, folder, callbacks, console).to_the_end()
+
+
+def _check_place(path: Path, data: str) -> None:
+    """A run's pictures must not become training images of the next one."""
+    kind, _, place = data.partition(":")
+    if kind == "folder" and is_listed(Path(place).expanduser(), path):
+        raise SettingError("out", f"must be elsewhere: {path} would be taken for images of {shown(data)}")
 
 
 def _start_from(network: Network, path: Path, own: Own | None, console: Console) -> None:
@@ -314,7 +325,11 @@ class _Run:
         return data.test if data.validation is None else data.validation
 
     def _evaluate(self, split: Split, limit: int | None = None, network: Network | None = None) -> Evaluation:
-        return self.plan.evaluate(network or self.trainer.trained_network(), split, self.fabric, limit)
+        network = network or self.trainer.trained_network()
+        if self.fabric.world_size > 1:  # running means are each process's own until its next step
+            for buffer in network.buffers():
+                buffer.detach().copy_(self.fabric.broadcast(buffer.detach()))
+        return self.plan.evaluate(network, split, self.fabric, limit)
 
     def _checkpoint(self, step: int) -> None:
         self._check_finite(step)
@@ -328,6 +343,7 @@ class _Run:
                 "train_seconds": self.train_seconds,
                 "timed_steps": self.timed_steps,
                 "threads": torch.get_num_threads(),
+                "processes": self.fabric.world_size,
                 "best": self.best,
                 "precision": self.fabric._precision.state_dict(),  # the scale of 16-mixed
                 "settings": self.config.determining(),
@@ -344,12 +360,13 @@ class _Run:
             step = int(state["step"])
             self.started -= state["seconds"]
             self.display.say(f"Continuing after step {step} of {self.total_steps}.")
-            threads = torch.get_num_threads()
-            before = state.get("threads")
-            if before != threads:
+            threads, processes = torch.get_num_threads(), self.fabric.world_size
+            before, among = state.get("threads"), state.get("processes", processes)
+            if (before, among) != (threads, processes):
                 self.display.say(
-                    f"The run had {before} thread(s) a process and now has {threads}: it will differ in the last bits "
-                    f"from one that was never stopped. --threads {before} avoids that."
+                    f"The run had {before} thread(s) in each of {among} process(es), and now has {threads} in "
+                    f"{processes}: it will differ in the last bits from one that was never stopped. "
+                    f"--threads {before} --devices {among} avoids that."
                 )
         if self._largest(step) != -self._largest(-step):
             raise UserError(
@@ -393,13 +410,18 @@ class _Run:
         last = self.last_evaluation if step == self.total_steps else None  # on the way it is of fewer images
         last = last or self._evaluate(self._judging_split())
         test = last if data.validation is None else self._evaluate(data.test, network=network)
+        validation_error = None
+        if data.validation is not None:
+            chosen = self.best and self.config.run.keep == "best"
+            if chosen and self.config.run.evaluation_images:  # chosen by some of them
+                validation_error = self._evaluate(data.validation, network=network).error_percent
+            else:
+                validation_error = self.best["error"] if chosen else last.error_percent
         if not self.fabric.is_global_zero:
             return
         if never := [short(name) for name, found in zip(data.classes, test.found) if not found]:
             self.display.say(f"No test image was taken for {', '.join(never[:20])}.")
         network.save(self.folder.network, settings=self.config.determining())
-        kept_best = self.best and self.config.run.keep == "best"
-        validation_error = self.best["error"] if kept_best else last.error_percent
         config = self.config
         RunResult(
             data=config.data.name,
@@ -413,7 +435,7 @@ class _Run:
             images_seen=step * self.batches.batch_size,
             test_error_percent=test.error_percent,
             test_images=test.images,
-            validation_error_percent=validation_error if data.validation is not None else None,
+            validation_error_percent=validation_error,
             train_images_per_second=round(self._images_per_second(), 1),
             evaluate_images_per_second=round(test.images_per_second, 1),
             parameters=network.numbers(),
