@@ -311,3 +311,24 @@ def test_labels_in_a_column_are_labels():
     data = DataSet.from_arrays(images, labels[:, None], images, labels[:, None])
     assert data.classes == ("0", "1", "2")
     assert data.train.labels_per_image == 1
+
+
+def test_a_run_is_not_resumed_with_other_images(tmp_path):
+    """Its checkpoints stay as they are, for when the images are there again."""
+    config = config_of(out=str(tmp_path / "run"), steps=4, checkpoint_every=2, **SMALL)
+    path = fit(config, data=data_of(60))
+    (path / "result.json").unlink()
+    (path / "checkpoints" / "step-000000004.safetensors").unlink()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    images, labels = shapes(60, side=22)
+    others = {
+        "their numbers by class": data_of(63),
+        "channels, height and width": DataSet.from_arrays(images, labels, images, labels),
+        "their classes": DataSet.from_arrays(*shapes(60), *shapes(30, seed=1), classes=("left", "middle", "right")),
+    }
+    for what, data in others.items():
+        with pytest.raises(UserError, match=f"not those that this run was started with: {what} were .*, and are "):
+            fit(read_config(path / "config.yaml"), data=data, resume=path)
+        assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    fit(read_config(path / "config.yaml"), data=data_of(60), resume=path)
+    assert RunResult.read(path / "result.json").steps == 4

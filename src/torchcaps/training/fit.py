@@ -43,6 +43,7 @@ from torchcaps.training.result import RunResult
 from torchcaps.training.schedule import rate_factor
 from torchcaps.training.watch import Watch
 
+_IMAGES = {"classes": "their classes", "shape": "channels, height and width", "counts": "their numbers by class"}
 MOST_EVALUATIONS = 50
 """On the way, unless others are asked for: of a few images an epoch is a few steps."""
 
@@ -197,6 +198,9 @@ class _Run:
         self.best: dict[str, float] = {}  # error and step of the best state, and evaluations since
         self.best_state: dict[str, Tensor] = {}  # if it will be used
         self.watch = Watch()
+        report = plan.data.report
+        counts = {name: list(numbers) for name, numbers in report.class_counts.items()}
+        self.images = {"classes": list(report.classes), "shape": list(report.image_shape), "counts": counts}
         self.signal = 0  # that asks to stop
 
     def to_the_end(self) -> Path:
@@ -344,6 +348,7 @@ class _Run:
                 "timed_steps": self.timed_steps,
                 "threads": torch.get_num_threads(),
                 "processes": self.fabric.world_size,
+                "images": self.images,
                 "best": self.best,
                 "precision": self.fabric._precision.state_dict(),  # the scale of 16-mixed
                 "settings": self.config.determining(),
@@ -380,6 +385,14 @@ class _Run:
 
     def _continue_from(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; :class:`DamagedFile` if it is not what this run would have saved."""
+        before = state.get("images", self.images)
+        if before != self.images:
+            what = next(name for name in self.images if before.get(name) != self.images[name])
+            raise UserError(
+                f"The images are not those that this run was started with: {_IMAGES[what]} were "
+                f"{shown(str(before.get(what))[:200])}, and are {shown(str(self.images[what])[:200])}. Put the images "
+                "back to resume it, or start a new run."
+            )
         try:
             self.trainer.load_tensors(tensors)
             self.best_state = {name: part.to(self.fabric.device) for name, part in within(tensors, "best").items()}
