@@ -68,9 +68,10 @@ def load(
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path
     if not file.is_file():
-        unfinished = (path / "config.yaml").is_file()
-        hint = f": the run is not finished. To finish it: torchcaps train --resume {path}" if unfinished else "."
-        raise UserError(f"There is no trained network at {path}{hint}")
+        if (path / "config.yaml").is_file() and not (path / "result.json").is_file():
+            again = f"torchcaps train --resume {path}"
+            raise UserError(f"There is no trained network at {path}: the run is not finished. To finish it: {again}")
+        raise UserError(f"There is no trained network at {file}.")
     stored, state = read_tensors(file)
     try:
         tensors = unpack(stored)
