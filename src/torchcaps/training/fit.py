@@ -387,13 +387,13 @@ class _Run:
         """Take over what a checkpoint holds; :class:`DamagedFile` if it is not what this run would have saved."""
         try:
             before = state.get("images", self.images)
-            if before != self.images:
-                what = next(name for name in self.images if before.get(name) != self.images[name])
-                raise UserError(
-                    f"The images are not those that this run was started with: {_IMAGES[what]} were "
-                    f"{shown(str(before.get(what))[:200])}, and are {shown(str(self.images[what])[:200])}. Put the images "
-                    "back to resume it, or start a new run."
-                )
+            for what, now in self.images.items():
+                if before.get(what) != now:
+                    were, are = (shown(str(part)[:200]) for part in (before.get(what), now))
+                    raise UserError(
+                        f"The images are not those that this run was started with: {_IMAGES[what]} were {were}, and "
+                        f"are {are}. Put the images back to resume it, or start a new run."
+                    )
             self.trainer.load_tensors(tensors)
             self.best_state = {name: part.to(self.fabric.device) for name, part in within(tensors, "best").items()}
             if self.fabric.is_global_zero:
