@@ -64,6 +64,8 @@ class Checkpoints:
         settings: dict[str, Any],
         say: Callable[[str], None],
         use: Callable[[dict[str, Tensor], dict[str, Any]], None] = lambda tensors, state: None,
+        *,
+        images: dict[str, Any] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest intact checkpoint of this run; None if the run has not made any yet.
 
@@ -71,6 +73,7 @@ class Checkpoints:
             settings: those of the run. If every checkpoint was made with others, that is a :class:`UserError`.
             say: told what is passed over.
             use: continues from a checkpoint; if it raises, the checkpoint is a damaged one.
+            images: what they are like, if that must be as it was when the checkpoint was made.
         """
         paths = self.paths()
         foreign: dict[Path, UserError] = {}
@@ -81,6 +84,13 @@ class Checkpoints:
                     foreign[path] = UserError(
                         f"config.yaml is not the one this run was made with ({differing}). Put the old values back to "
                         "resume it, or start a new run."
+                    )
+                    continue
+                then = state.get("images", images)
+                if then != images:
+                    foreign[path] = UserError(
+                        f"The images are not those that this run was made with: they were {shown(then)}, and are "
+                        f"{shown(images)}. Put them back to resume it, or start a new run."
                     )
                     continue
                 use(tensors, state)

@@ -43,7 +43,6 @@ from torchcaps.training.result import RunResult
 from torchcaps.training.schedule import rate_factor
 from torchcaps.training.watch import Watch
 
-_IMAGES = {"classes": "their classes", "shape": "channels, height and width", "counts": "their numbers by class"}
 MOST_EVALUATIONS = 50
 """On the way, unless others are asked for: of a few images an epoch is a few steps."""
 
@@ -200,7 +199,7 @@ class _Run:
         self.watch = Watch()
         report = plan.data.report
         counts = {name: list(numbers) for name, numbers in report.class_counts.items()}
-        self.images = {"classes": list(report.classes), "shape": list(report.image_shape), "counts": counts}
+        self.images = {"classes": list(report.classes), "shape": list(report.image_shape), "numbers": counts}
         self.signal = 0  # that asks to stop
 
     def to_the_end(self) -> Path:
@@ -358,7 +357,9 @@ class _Run:
 
     def _restore(self) -> int:
         """Continue where the newest checkpoint left off; returns the number of steps already taken."""
-        found = self.folder.checkpoints.load_newest(self.config.determining(), self.display.say, self._continue_from)
+        found = self.folder.checkpoints.load_newest(
+            self.config.determining(), self.display.say, self._continue_from, images=self.images
+        )
         step = 0
         if found is not None:
             _, state = found
@@ -386,14 +387,6 @@ class _Run:
     def _continue_from(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; :class:`DamagedFile` if it is not what this run would have saved."""
         try:
-            before = state.get("images", self.images)
-            for what, now in self.images.items():
-                if before.get(what) != now:
-                    were, are = (shown(str(part)[:200]) for part in (before.get(what), now))
-                    raise UserError(
-                        f"The images are not those that this run was started with: {_IMAGES[what]} were {were}, and "
-                        f"are {are}. Put the images back to resume it, or start a new run."
-                    )
             self.trainer.load_tensors(tensors)
             self.best_state = {name: part.to(self.fabric.device) for name, part in within(tensors, "best").items()}
             if self.fabric.is_global_zero:
